@@ -5,7 +5,8 @@ import dataclasses
 import logging
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,10 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchmetrics import Metric
 
 from samestep import losses
 from samestep.callbacks.notes import join_names, print_note
@@ -36,7 +40,8 @@ KNOWN = (LOSS, RANDOM, BATCH_NORM)
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 MAX_SAMPLES = 16  # of a slice, whose loss is computed several times
-TIMEOUT_S = 60.0  # seconds
+MAX_GATHERED = 2**28  # weights of a sharded model
+TIMEOUT_S = 30.0  # seconds
 MAX_PASSES = 4  # a mean may depend on a mean, and that on a third one
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Relative difference of losses that are equal but for the order of their sums."""
@@ -115,6 +120,7 @@ class Step:
     def prepare(self) -> None:
         """Let a step log nothing, write nothing and need no GPU, from now on in this process."""
         module = self.module
+        compat.forget_sharding(module)
         for name, value in self.weights.items():
             path, _, last = name.rpartition(".")
             owner = module.get_submodule(path)
@@ -122,6 +128,10 @@ class Step:
             is_parameter = isinstance(old, nn.Parameter)
             setattr(owner, last, nn.Parameter(value, old.requires_grad) if is_parameter else value)
         if self.weights:
+            # The states of metrics are on the device still, and no loss needs them.
+            for part in module.modules():
+                if isinstance(part, Metric):
+                    leave_out(part)
             # All of it is there already; its parts must know that.
             module.cpu()
         self.trainer.loggers = [NullLogger("")]
@@ -155,9 +165,13 @@ class Step:
         if not is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):
             args.pop()
         current = losses.begin_batch(peers=peers)
-        before = state_of_generators()
-        output = module.training_step(*args)
-        is_random = state_of_generators() != before
+        before = np.random.get_state(), random.getstate()
+        with ConstantNumbers() as numbers:
+            output = module.training_step(*args)
+        # As text, because NumPy's arrays have no truth.
+        is_random = numbers.num_drawn > 0 or str(before) != str(
+            (np.random.get_state(), random.getstate())
+        )
         if module.automatic_optimization:
             found = [output["loss"] if isinstance(output, Mapping) else output]
         found = [loss for loss in found if loss is not None]
@@ -169,24 +183,58 @@ def ignore(*args: Any, **options: Any) -> None:
     """Log nothing."""
 
 
-def state_of_generators() -> tuple[bytes, str, Any]:
-    """The states of the global generators, which differ when a number was drawn."""
-    return (
-        torch.get_rng_state().numpy().tobytes(),
-        str(np.random.get_state()),
-        random.getstate(),
-    )
+def leave_out(metric: Metric) -> None:
+    """Let a metric count nothing, and stay where it is."""
+    vars(metric).update(update=ignore, forward=ignore, _apply=lambda *args: metric)
+
+
+class ConstantNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within this block torch draws the same number for each sample, of whatever generator.
+
+    So the loss of a step that draws some is a mean over its samples, or not, as without them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_drawn = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation, and replace the random numbers that it has drawn."""
+        drawn = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(drawn, Tensor):
+            return drawn
+        self.num_drawn += 1
+        if func.overloadpacket is torch.ops.aten.randperm:
+            return drawn.copy_(torch.arange(len(drawn)))
+        # 0 is an index of whatever is chosen from, and one of two outcomes.
+        return drawn.fill_(0.5 if drawn.is_floating_point() else 0)
+
+
+@contextmanager
+def gathered_weights(module: nn.Module) -> Iterator[None]:
+    """Let each rank have the whole weights within this block, if they are sharded.
+
+    Raises:
+        CannotSplit: if they are too large for that.
+    """
+    sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    size = sum(parameter.numel() for parameter in module.parameters())
+    if sharded and size > MAX_GATHERED:
+        raise CannotSplit(f"the model is sharded, and {size} weights are too many for one rank")
+    for part in sharded:
+        part.unshard()
+    try:
+        if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+            raise CannotSplit("the model is sharded in another way")
+        yield
+    finally:
+        for part in sharded:
+            part.reshard()
 
 
 def copy_to_cpu(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, if they are on another device: a fork has only the CPU.
-
-    Raises:
-        CannotSplit: if each rank has a part of them.
-    """
+    """Parameters and buffers by name, if they are on another device: a fork has only the CPU."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    if any(isinstance(tensor, DTensor) for tensor in named.values()):
-        raise CannotSplit("the model is sharded")
     if all(tensor.is_cpu for tensor in named.values()):
         return {}
     return {name: tensor.detach().cpu() for name, tensor in named.items()}
@@ -284,8 +332,9 @@ class LossCheck(L.Callback):
         length = max(lengths[trainer.global_rank], 1)
         try:
             samples = first_samples(slices, length)
-            step = Step(trainer, pl_module, batch_idx, copy_to_cpu(pl_module))
-            return call_in_fork(partial(check_step, step, *samples), TIMEOUT_S)
+            with gathered_weights(pl_module):
+                step = Step(trainer, pl_module, batch_idx, copy_to_cpu(pl_module))
+                return call_in_fork(partial(check_step, step, *samples), TIMEOUT_S)
         except (CannotSplit, ForkError) as error:
             log.info("The loss is not checked: %s", error)
             return []
@@ -434,11 +483,10 @@ def check_step(step: Step, batch: Any, length: int) -> list[Finding]:
         raise CannotSplit("training_step returns no loss")
     findings = []
     is_additive = True
-    if not plain.is_random:
-        finding = check_loss(step, batch, length, plain)
-        is_additive = finding is None
-        if finding is not None:
-            findings.append(finding)
+    finding = check_loss(step, batch, length, plain)
+    is_additive = finding is None
+    if finding is not None:
+        findings.append(finding)
     # As it is trained, with dropout and the statistics of the batch.
     trained = step.compute(batch, evaluates=False)
     is_of_ranks = step.trainer.world_size > 1

@@ -184,3 +184,33 @@ def add_ddp_options(strategy: "DDPStrategy", options: Mapping[str, Any]) -> None
     and has no public way to read or add them.
     """
     strategy._ddp_kwargs = {**options, **strategy._ddp_kwargs}
+
+
+def forget_sharding(module: Any) -> None:
+    """Make a module of FSDP2 an ordinary one, in a fork; its weights must be gathered.
+
+    torch 2.15 has no public way back: the hooks would gather the weights again, together with the
+    other ranks. Only the loss check needs it, which reports an error of this as "not checked".
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    from samestep.ranks.sharded import STEPS, class_of
+
+    for part in [*module.modules()]:
+        if not isinstance(part, FSDPModule):
+            continue
+        state: Any = part._get_fsdp_state()
+        state._pre_forward_hook_handle.remove()
+        state._post_forward_hook_handle.remove()
+        # The methods that count as forward passes are wrapped.
+        for name in STEPS:
+            vars(part).pop(name, None)
+        part.__class__ = class_of(part)
+
+
+def leave_ranks() -> None:
+    """Forget the process group in a fork, whose connections belong to the parent; torch 2.15."""
+    from torch import distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.distributed_c10d.GroupMember.WORLD = None

@@ -9,10 +9,12 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed as dist
+
+from samestep.ranks import compat
 
 Result = TypeVar("Result")
 
@@ -29,8 +31,8 @@ def can_fork() -> bool:
 def call_in_fork(function: Callable[[], Result], timeout_s: float) -> Result:
     """What ``function`` returns in a fork of this process; it must be possible to pickle it.
 
-    The fork has no other ranks, one thread, no GPU, and writes to no terminal. What it shares with
-    this process are open files and connections, which the function must leave alone.
+    The fork has no other ranks, no connections, one thread, no GPU, and writes to no terminal. What
+    it shares with this process are open files, which the function must leave alone.
 
     Raises:
         ForkError: if the function fails, or does not end in time.
@@ -82,7 +84,8 @@ def _run(function: Callable[[], Any], pipe: int, timeout_s: float) -> None:
             os.dup2(nothing, stream)
         # The other threads of a pool do not exist here, and an operation would wait for them.
         torch.set_num_threads(1)
-        _leave_ranks()
+        compat.leave_ranks()
+        _close_connections()
         try:
             answer: tuple[Any, str | None] = function(), None
         except BaseException as error:  # whatever a model raises, also to end its process
@@ -95,8 +98,10 @@ def _run(function: Callable[[], Any], pipe: int, timeout_s: float) -> None:
         os._exit(0)
 
 
-def _leave_ranks() -> None:
-    """Forget the process group, whose connections belong to the parent."""
-    if dist.is_available() and dist.is_initialized():
-        # torch 2.15; a fork that kept the group would talk in the place of its rank.
-        dist.distributed_c10d.GroupMember.WORLD = None
+def _close_connections() -> None:
+    """Close what would let this process talk in the place of its rank, such as to a tracker."""
+    for link in Path("/proc/self/fd").iterdir():
+        # The folder itself was open while it was read.
+        with suppress(OSError):
+            if str(link.readlink()).startswith("socket:"):
+                os.close(int(link.name))
