@@ -245,6 +245,7 @@ PATCHES = [
 PUBLIC_IN_SPITE = {
     "_exit",  # os._exit ends a process without cleaning up: documented
     "_run_exitfuncs",  # of atexit: the only way to its functions where a process ends by os._exit
+    "_python_dispatch",  # torch's documentation names TorchDispatchMode there
     "_replace", "_asdict", "_fields",  # methods of a NamedTuple: documented
 }  # fmt: skip
 

@@ -42,7 +42,7 @@ DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 MAX_SAMPLES = 16  # of a slice, whose loss is computed several times
 MAX_GATHERED = 2**28  # weights of a sharded model
 TIMEOUT_S = 30.0  # seconds
-MAX_PASSES = 4  # a mean may depend on a mean, and that on a third one
+MAX_PASSES = 4  # each completes what the one before has given
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Relative difference of losses that are equal but for the order of their sums."""
 
@@ -116,6 +116,8 @@ class Step:
     weights: dict[str, Tensor]
     """Parameters and buffers on the CPU, by name, if the model is on another device."""
     is_double: bool = False
+    is_repeatable: bool = False
+    """Whether a step leaves nothing behind that the loss of the next one depends on."""
 
     def prepare(self) -> None:
         """Let a step log nothing, write nothing and need no GPU, from now on in this process."""
@@ -139,7 +141,7 @@ class Step:
         torch.compiler.set_stance("force_eager")
 
     def compute(self, batch: Any, *, evaluates: bool, peers: OtherParts | None = None) -> Answer:
-        """The losses of a batch, in a fork.
+        """The losses of a batch; in a fork, unless they can be repeated.
 
         Args:
             batch: of any number of samples.
@@ -149,10 +151,25 @@ class Step:
         Raises:
             ForkError: if the step fails.
         """
-        return call_in_fork(partial(self._compute, batch, evaluates, peers), TIMEOUT_S)
+        compute = partial(self._compute, batch, evaluates, peers)
+        return compute() if self.is_repeatable else call_in_fork(compute, TIMEOUT_S)
+
+    def compute_twice(self, batch: Any) -> tuple[Answer, Answer]:
+        """The losses of a batch, in evaluation mode and in a fork, and those of a second step.
+
+        Raises:
+            ForkError: if the step fails.
+        """
+        again = dataclasses.replace(self, is_repeatable=True)
+
+        def compute() -> tuple[Answer, Answer]:
+            return again.compute(batch, evaluates=True), again.compute(batch, evaluates=True)
+
+        return call_in_fork(compute, TIMEOUT_S)
 
     def _compute(self, batch: Any, evaluates: bool, peers: OtherParts | None) -> Answer:
         module = self.module
+        modes = {part: part.training for part in module.modules()}
         if evaluates:
             module.eval()
         if self.is_double:
@@ -172,6 +189,8 @@ class Step:
         is_random = numbers.num_drawn > 0 or str(before) != str(
             (np.random.get_state(), random.getstate())
         )
+        for part, mode in modes.items():
+            part.training = mode
         if module.automatic_optimization:
             found = [output["loss"] if isinstance(output, Mapping) else output]
         found = [loss for loss in found if loss is not None]
@@ -475,10 +494,12 @@ def check_step(step: Step, batch: Any, length: int) -> list[Finding]:
     try:
         # In 64 bits a difference is no rounding.
         precise = dataclasses.replace(step, is_double=True)
-        plain = precise.compute(batch, evaluates=True)
+        plain, second = precise.compute_twice(batch)
         step = precise
     except ForkError:
-        plain = step.compute(batch, evaluates=True)
+        plain, second = step.compute_twice(batch)
+    # A fork for each step takes longer than a step.
+    step.is_repeatable = plain.losses == second.losses
     if not plain.losses:
         raise CannotSplit("training_step returns no loss")
     findings = []
@@ -572,10 +593,23 @@ def compute_parts(
         for index, part in enumerate(parts):
             peers = OtherParts(index, given)
             answers.append(step.compute(part, evaluates=evaluates, peers=peers))
-        given = [answer.shared for answer in answers]
-        if not given[0]:
+        before, given = given, [answer.shared for answer in answers]
+        # A mean may depend on another one, which has its value only in the second pass.
+        if are_equal(before, given):
             break
     return answers
+
+
+def are_equal(ours: Sequence[Sequence[Tensor]], theirs: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether all parts have given the same."""
+    if not any(theirs):
+        return True
+    if len(ours) != len(theirs):
+        return False
+    for own, other in zip(ours, theirs, strict=True):
+        if len(own) != len(other) or not all(map(torch.equal, own, other)):
+            return False
+    return True
 
 
 def names_of(module: nn.Module, *kinds: type[nn.Module]) -> str:

@@ -1,5 +1,6 @@
 """Calls a function in a fork of this process, so that nothing it changes here remains."""
 
+import gc
 import os
 import pickle
 import select
@@ -82,6 +83,8 @@ def _run(function: Callable[[], Any], pipe: int, timeout_s: float) -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
+        # A collection writes to every object, and so would copy all memory of the parent.
+        gc.disable()
         # The other threads of a pool do not exist here, and an operation would wait for them.
         torch.set_num_threads(1)
         compat.leave_ranks()
