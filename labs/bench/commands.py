@@ -180,3 +180,14 @@ def logging() -> dict[str, float]:
     with timed(History, "log_metrics", "on_save_checkpoint", "finalize") as seconds:
         starts = train_ours("mnist").starts
     return {"value": 100 * sum(seconds) / (starts[-1] - starts[0])}
+
+
+def receipts() -> dict[str, float]:
+    """The part of an MNIST-format epoch that is spent in receipts, in percent."""
+    from labs.bench.epochs import train_ours
+    from samestep.callbacks.receipts import Receipts
+
+    hooks = "begin_batch", "on_before_backward", "on_save_checkpoint"
+    with timed(Receipts, *hooks) as seconds, timed(Receipts, "_begin") as once:
+        starts = train_ours("mnist").starts
+    return {"value": 100 * (sum(seconds) - sum(once)) / (starts[-1] - starts[0])}

@@ -46,8 +46,8 @@ LEVERS = {  # what makes our steps cheap: how, and what is put where to undo it
     "search": ("no search for GPUs", f"{PATCHES}.search_gpus_once", lambda: None),
     "loop": ("calls only what there is",
              "samestep.loops.EpochLoop._train_on_next", _TrainingEpochLoop.advance),
-    "guard": ("gradients checked by their sum", "samestep.callbacks.loss_guard.are_finite",
-              lambda gradients: False),
+    "guard": ("gradients checked by their sum", "samestep.callbacks.loss_guard.sum_on_cpu",
+              lambda gradients: None),
 }  # fmt: skip
 
 

@@ -172,6 +172,10 @@ def rows_of_commands(folder: Path) -> list[Row]:
             {"ours": f"{COMMANDS}:logging"}, ["ours <= 1"], "%",
         ),
         Row(
+            "receipts", "receipts, share of an MNIST-format epoch",
+            {"ours": f"{COMMANDS}:receipts"}, ["ours <= 1"], "%",
+        ),
+        Row(
             "sigkill", "restart after SIGKILL, in place: from the kill to the next step",
             {"import": commands.IMPORT, "ours": commands.killed_once(folder)},
             ["ours - import <= 2"], "s",

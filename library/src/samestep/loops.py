@@ -56,6 +56,7 @@ from torch import Tensor
 from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.data_resume import DataResume
+from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps
 from samestep.errors import RunError
 from samestep.ranks import epoch_logs, stopping
@@ -274,6 +275,7 @@ class FitLoop(_FitLoop):
         self.seeds = find_callback(trainer, SeedSteps)
         self.resume = find_callback(trainer, DataResume)
         self.attributes = find_callback(trainer, Attributes)
+        self.receipts = find_callback(trainer, Receipts)
 
     @property
     def _data_fetcher(self) -> Any:
@@ -350,6 +352,9 @@ class FitLoop(_FitLoop):
         if self.seeds is not None:
             # Before the batch is moved: hooks of the transfer may draw random numbers.
             self.seeds.seed_step(trainer, progress.ready)
+        if self.receipts is not None:
+            # What is compared is the batch as it was read: later it may be on a device.
+            self.receipts.begin_batch(trainer, progress.ready, batch)
         return batch
 
     def _agree(self) -> None:

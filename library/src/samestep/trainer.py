@@ -30,7 +30,9 @@ from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
 from samestep.callbacks.loss_check import LossCheck
+from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.rank_state import RankState
+from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_stats import RunStats
 from samestep.callbacks.slice_weighting import SliceWeighting
@@ -471,6 +473,10 @@ def callbacks_of_run(
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
         callbacks.append(LossCheck(spec.allow))
     callbacks += [HparamsOnResume(), RunStats(), SameWeights(), MonitorCheck(monitors)]
+    # Rank zero alone writes files of the run.
+    if environment.rank() == 0 and not spec.saves_nothing:
+        (guard, *_) = compat.of_kind(chosen, LossGuard)
+        callbacks.append(Receipts(spec.run_dir, guard, has_auto_shares=spec.shares == "auto"))
     return [*callbacks, *chosen, Attributes()]
 
 

@@ -255,7 +255,7 @@ def test_a_run_that_still_trains_has_a_report(tmp_path: Path):
     assert "RUN_ID=one python train.py trainer.max_epochs=9\n" in html.text
 
 
-def test_the_timeline_has_every_start_and_end(tmp_path: Path):
+def test_the_timeline_has_every_start_and_end_and_repeated_steps(tmp_path: Path):
     run_dir = make_run(tmp_path / "one")
     starts = [{"started": f"2026-11-22T0{hour}:00:00+00:00", "hostname": "node", "world_size": 2,
                "command": ["train.py"]} for hour in (1, 3, 5)]  # fmt: skip
@@ -263,13 +263,20 @@ def test_the_timeline_has_every_start_and_end(tmp_path: Path):
         {"time": "2026-11-22T03:00:00+01:00", "state": "stopped", "why": "SIGTERM", "step": 7},
         {"time": "2026-11-22T06:00:00+00:00", "state": "finished", "why": "", "step": 30},
     ]
-    record.update(run_dir, record.RUNNING, starts=starts, ends=ends)
+    repeats = [
+        {"time": "2026-11-22T03:10:00+00:00", "result": "equal", "step": 5, "batches": 3},
+        {"time": "2026-11-22T05:10:00+00:00", "result": "different", "note": "step 9 is repeated"},
+    ]
+    record.update(run_dir, record.RUNNING, starts=starts, ends=ends, repeats=repeats)
     text = page.write(run_dir).read_text()
     started = ("started", "2 rank(s), node: train.py")
     assert re.findall("<td>([a-z]+)</td><td>([^<]*)</td></tr>", text) == [
-        started, ("stopped", "after step 7, SIGTERM"), started, started,
+        started, ("stopped", "after step 7, SIGTERM"), started,
+        ("repeated", "3 batches from step 5 on, equal"), started,
+        ("repeated", "step 9 is repeated"),
         ("finished", "after step 30"),
     ]  # fmt: skip
+    assert summary.facts_of(read_run(run_dir))["repeated steps"] == "step 9 is repeated"
 
 
 def test_metrics_from_before_a_resume_are_not_final(tmp_path: Path):

@@ -9,7 +9,8 @@ Read in this order:
   changed), ``attributes`` with ``state_codec`` (what Python code keeps): the run resumes.
 - ``slice_weighting`` (slices of unequal length), ``loss_check`` (whether ranks would make other
   steps; ``samestep.losses`` has the remedies), ``checks`` (what is rejected), ``loss_guard``,
-  ``watchdog``: the run stays correct.
+  ``watchdog``, ``receipts`` with ``batch_digest`` (repeated steps are compared): the run stays
+  correct.
 - ``run_stats``, ``progress`` (by ``display`` the Trainer knows that there is one), ``clock``,
   ``notes``: the run is observed.
 """

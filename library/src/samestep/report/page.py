@@ -68,6 +68,7 @@ def page_of(run: Run) -> str:
         predictions=read_predictions(run.run_dir),
         changed=changed_in(run),
         timeline=timeline_of(run),
+        describe_repeat=summary.describe_repeat,
         command=summary.resume_command(run.config, run.run_dir, num_epochs),
         # In the page itself, so that it can be sent and opened years later.
         plotly=charts.plotly_text(),
@@ -75,14 +76,17 @@ def page_of(run: Run) -> str:
 
 
 def timeline_of(run: Run) -> list[Mapping[str, Any]]:
-    """The starts and ends of a run in order of their times; a killed start has left no end."""
+    """The starts and ends of a run, and the steps that it has repeated, in order of their times.
+
+    A killed start has left no end.
+    """
 
     def time_of(event: Mapping[str, Any]) -> float:
         return timestamp(event.get("started", event.get("time")))
 
     # Times have whole seconds, and sorted() keeps the order of equal ones: ends stand before starts
     # because a run that is restarted at once ends and starts in the same second.
-    return sorted([*run.status.ends, *run.status.starts], key=time_of)
+    return sorted([*run.status.ends, *run.status.starts, *run.status.repeats], key=time_of)
 
 
 def changed_in(run: Run) -> list[tuple[str, str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 from samestep.ranks import environment
 from samestep.report.files import Run, read_run, show
 from samestep.run import manifest, metrics, record
+from samestep.run.receipts import DIFFERENT, NOT_COMPARED, ROUNDED
 from samestep.run_spec import select
 
 REPORT = "report.html"
@@ -66,7 +67,23 @@ def facts_of(run: Run) -> dict[str, str]:
     seconds = run.final_metrics.get("time/total_s")
     if seconds:
         facts["training time"] = f"{seconds:,.1f} s"
+    notes = [repeat["note"] for repeat in run.status.repeats if repeat.get("result") == DIFFERENT]
+    if notes:
+        facts["repeated steps"] = notes[0]
     return facts | show_speeds(run) | show_usage(run)
+
+
+def describe_repeat(repeat: Mapping[str, Any]) -> str:
+    """What was found when a run that was killed repeated batches."""
+    note, result = repeat.get("note"), repeat.get("result")
+    if result == DIFFERENT:
+        return f"{note}"
+    if result == NOT_COMPARED:
+        return f"{result}: {note}"
+    text = f"{repeat.get('batches')} batches from step {repeat.get('step')} on, {result}"
+    if result == ROUNDED:
+        text += f"; relative difference of losses {repeat.get('largest')} at most"
+    return text
 
 
 def show_speeds(run: Run) -> dict[str, str]:

@@ -5,6 +5,7 @@ runs/<run_id>/
     run.json           state, starts and ends
     metrics.json       the final metrics
     metrics.csv        the metrics over time
+    receipts.bin       what each batch has left, to compare it if it is repeated
     checkpoints/       best.ckpt to test, last.ckpt to resume from, epoch-0002.ckpt and so on to
                        keep
     predictions/       pictures of test results

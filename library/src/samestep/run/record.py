@@ -42,6 +42,8 @@ class Record(NamedTuple):
     notes: str = ""  # free text
     tags: Sequence[str] = ()  # to filter lists of runs
     results: str | None = None  # SHA-256 of metrics.json, while the run is finished
+    # what repeated batches were compared with: step, batches, result, note; newest last
+    repeats: Sequence[Mapping[str, Any]] = ()
     ends: Sequence[Mapping[str, Any]] = ()  # time, state, why and step of each end
     starts: Sequence[Mapping[str, Any]] = ()  # command, config, code and machine; newest last
 
@@ -66,7 +68,7 @@ class Record(NamedTuple):
         return versions
 
 
-LISTS = dict.fromkeys(("shares", "tags", "ends", "starts"), list)
+LISTS = dict.fromkeys(("shares", "tags", "repeats", "ends", "starts"), list)
 # The annotations say Sequence and Mapping; JSON has lists and objects.
 TYPES = Record.__annotations__ | {"limits": dict, **LISTS}
 
@@ -80,7 +82,7 @@ def read(run_dir: Path) -> Record:
         # A field of another type counts as unknown: a damaged file must not block the run.
         if isinstance(value, type_):
             known[name] = value
-    for name in ("ends", "starts"):
+    for name in ("repeats", "ends", "starts"):
         known[name] = [entry for entry in known.get(name, []) if isinstance(entry, dict)]
     if "state" not in known:
         known["state"] = FINISHED if (run_dir / "metrics.json").exists() else RUNNING

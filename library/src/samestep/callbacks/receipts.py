@@ -1,0 +1,370 @@
+"""Compares the steps that a continued run repeats with what they were before."""
+
+import logging
+import time
+import zlib
+from collections import deque
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from samestep.callbacks.batch_digest import BatchDigest
+from samestep.callbacks.checkpoints import progress_of
+from samestep.callbacks.loss_guard import LossGuard
+from samestep.callbacks.notes import print_note
+from samestep.run import receipts, record
+from samestep.run.files import read_bytes
+from samestep.run.receipts import Comparison, Facts, Journal, Receipt
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 0.1  # seconds between two writes; a process that is killed loses what waits for one
+PAUSE = 500  # times as long as a digest and a write take, until the next: 0.2 % at most
+FIRST = 8  # batches behind a checkpoint that do not wait: they show most of what can differ
+COPY_EVERY = 16  # batches, of which a GPU's losses are copied together
+TOLERANCES = {"64": 1e-13, "32": 1e-5, "16": 5e-3, "bf16": 3e-2}
+"""Relative, by precision: some hundred roundings of a number in the long sums of 64 and 32 bits,
+and four to five where factors have 16 bits: their products are added in 32 bits, and a loss is a
+mean over many samples, in which errors of single ones cancel."""
+OTHER_MACHINE = 10  # times as much
+EXACT_RANKS = 2  # a sum of two numbers has no order; more ranks may add theirs in any order
+VERIFY = "`samestep verify -- <command>` finds it"
+
+
+class Pending(NamedTuple):
+    """A receipt, and the number of its step; its loss may still be on a GPU."""
+
+    receipt: Receipt
+    step: int
+
+
+class Receipts(L.Callback):
+    """Leaves a receipt of each batch, and compares those that a continued run repeats.
+
+    After SIGKILL a run repeats the batches since its last checkpoint. If a loss or gradient is not
+    what it was, something that training depends on is in no checkpoint: one note says at which
+    step, and what differs. ``run.json`` keeps the note, and what was compared without one. Nothing
+    is compared if configuration, code, packages or ranks have changed; and losses only within
+    rounding (see ``Comparison``) if the machine has, or if it does not give the same bits twice.
+
+    ``samestep.loops`` calls ``begin_batch``. Only rank zero has this callback; its losses are those
+    of its slices, its samples those that it has read, and its gradients those of all ranks. No step
+    waits for a GPU: its losses are compared some steps later.
+
+    Args:
+        run_dir: the directory of the run.
+        guard: knows the gradients.
+        has_auto_shares: whether ranks are measured, after which they may get other slices.
+    """
+
+    def __init__(self, run_dir: Path, guard: LossGuard, *, has_auto_shares: bool = False) -> None:
+        self.run_dir = run_dir
+        self.guard = guard
+        self.has_auto_shares = has_auto_shares
+        self._journal: Journal | None = None
+        self._comparison: Comparison | None = None
+        self._on_device = LossesOnDevice()
+        self._is_training = False
+        self._num_first = FIRST
+        self._next_due = 0.0
+        # Of the batch that is trained on:
+        self._place: receipts.Place | None = None
+        self._is_due = False
+        self._samples = 0
+        self._loss: float | Tensor | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begin a new file with the next batch."""
+        self._close()
+        self._is_training = True
+
+    def begin_batch(self, trainer: L.Trainer, batch_idx: int, fetched: Any) -> None:
+        """Note which batch comes next, before it is moved to a device; the one before is over.
+
+        Args:
+            trainer: of the run.
+            batch_idx: the number of the batch in its epoch, from 0.
+            fetched: a tuple of which the batch is the first; or an iterator, of which
+                ``training_step`` takes as many batches as it likes.
+        """
+        # Lightning's tuner trains before training begins, without any callback.
+        if not self._is_training:
+            return
+        place = trainer.current_epoch, batch_idx
+        if self._journal is None:
+            # Not in `on_train_start`: only here the place is certain, after every kind of restart.
+            self._begin(trainer, place)
+        # Not in `on_train_batch_end`: another hook in each step would cost as much as all of this.
+        self._end_batch(trainer)
+        self._place = place
+        # Fast steps leave most digests out: they only tell what has caused another loss.
+        self._is_due = self._num_first > 0 or time.perf_counter() >= self._next_due
+        if self._is_due or self._comparison is not None:
+            start = time.perf_counter()
+            if isinstance(fetched, tuple):
+                self._samples = BatchDigest(fetched[0]).checksum
+            self._pause_since(start)
+
+    def on_before_backward(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+    ) -> None:
+        """Note a loss; there may be several, of several optimizers or evaluations of one."""
+        # Read now: a module may change its loss in place.
+        value = read_loss(loss)
+        if value is None:
+            return
+        self._loss = value if self._loss is None else self._loss + value
+
+    def _end_batch(self, trainer: L.Trainer) -> None:
+        """Write the receipt of the batch that was trained on, and compare it."""
+        place = self._place
+        if place is None or self._journal is None:
+            return
+        loss = self._loss
+        gradient = self.guard.take_sum_of_gradients()
+        if isinstance(loss, Tensor):
+            receipt = Receipt(*place, self._samples, None, gradient)
+            self._on_device.add(Pending(receipt, trainer.global_step), loss)
+            self._keep_arrived(trainer, self._on_device.take_arrived())
+        else:
+            # A plain tuple is made faster than a Receipt.
+            content = (*place, self._samples, loss, gradient)
+            self._journal.append(content)
+            if self._comparison is not None:
+                self._compare(trainer, Receipt(*content), trainer.global_step)
+        self._place = None
+        self._samples = 0
+        self._loss = None
+        if self._is_due:
+            self._num_first -= 1
+            start = time.perf_counter()
+            self._journal.flush()
+            # On a disk that is far away a write may take as long as a step.
+            self._pause_since(start)
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Tell the file that older receipts are no longer needed."""
+        # The batch before is not ended: a user's callback may save in the middle of one.
+        if self._journal is not None:
+            self._journal.checkpoint_saved()
+        self._num_first = FIRST
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Compare what is still on the device, and close the file."""
+        self._end_batch(trainer)
+        self._keep_arrived(trainer, self._on_device.take_all())
+        if self._comparison is not None:
+            self._end_comparison(trainer)
+        self._close()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Close the file. The device is not asked: it may be what has failed."""
+        self._close()
+
+    def _begin(self, trainer: L.Trainer, place: receipts.Place) -> None:
+        """Find the receipts of the batches that are repeated, and begin the file of this start."""
+        path = self.run_dir / receipts.FILE
+        facts = facts_of(trainer, self.run_dir)
+        found = receipts.read(path)
+        kept: list[Receipt] = []
+        # Without a checkpoint the run starts over, and may do so with other weights.
+        if found is not None and trainer.ckpt_path is not None:
+            before, known = found
+            kept = [receipt for receipt in known if receipt.place >= place]
+            # They were measured after each epoch, so a later one may have had other slices.
+            if self.has_auto_shares:
+                kept = [receipt for receipt in kept if receipt.epoch == place[0]]
+            change = facts.find_change(before)
+            if kept and change:
+                self._record(trainer, {"result": receipts.NOT_COMPARED, "note": change})
+                kept = []
+            elif kept:
+                has_same_machine = facts.machine == before.machine
+                self._comparison = Comparison(kept, tolerance_of(trainer, has_same_machine))
+                # For a later process they would be receipts of this machine.
+                if not has_same_machine:
+                    kept = []
+        self._journal = Journal(path, facts, kept)
+
+    def _pause_since(self, start: float) -> None:
+        """Let what has begun then, and ends now, take a small part of the time only."""
+        end = time.perf_counter()
+        self._next_due = end + max(EVERY_S, PAUSE * (end - start))
+
+    def _keep_arrived(self, trainer: L.Trainer, arrived: list[Pending]) -> None:
+        """Write and compare receipts whose losses have come from the device."""
+        for receipt, step in arrived:
+            if self._journal is not None:
+                self._journal.append(receipt)
+            self._compare(trainer, receipt, step)
+
+    def _compare(self, trainer: L.Trainer, receipt: Receipt, step: int) -> None:
+        """Compare a batch with what it left before, if that is known."""
+        if self._comparison is None:
+            return
+        self._comparison.compare(receipt, step)
+        if self._comparison.is_over:
+            self._end_comparison(trainer)
+
+    def _end_comparison(self, trainer: L.Trainer) -> None:
+        """Record what was compared, and say what differs."""
+        assert self._comparison is not None
+        result = self._comparison.result()
+        if self._comparison.note:
+            print_note(trainer, f"Note: {self._comparison.note}. {VERIFY}")
+        if self._comparison.num_batches:
+            self._record(trainer, result)
+        self._comparison = None
+
+    def _record(self, trainer: L.Trainer, result: dict[str, Any]) -> None:
+        """Add what was found to ``run.json``."""
+        time = datetime.now().astimezone().isoformat(timespec="seconds")
+        repeats = [*record.read(self.run_dir).repeats, {"time": time, **result}]
+        record.try_to_update(self.run_dir, record.RUNNING, repeats=repeats)
+
+    def _close(self) -> None:
+        if self._journal is not None:
+            self._journal.flush()
+            self._journal.close()
+        self._is_training = False
+        self._journal = self._comparison = self._place = None
+        self._on_device = LossesOnDevice()
+
+
+def read_loss(loss: Tensor) -> float | Tensor | None:
+    """The value of a loss: a number, or on a GPU a copy in 64 bits, for which nothing waits.
+
+    On other devices, some of which have no 64 bits, it stays unknown.
+    """
+    if isinstance(loss, DTensor):
+        # To read all of it, the other ranks would have to take part.
+        loss = loss.to_local()
+    if loss.is_cpu:
+        return loss.item() if loss.ndim == 0 else loss.sum().item()
+    if loss.is_cuda:
+        return loss.detach().sum(dtype=torch.float64)
+    return None
+
+
+class Copy(NamedTuple):
+    """Losses on their way from a GPU."""
+
+    pending: list[Pending]
+    losses: Tensor
+    """In memory of the process, in the order of the receipts; valid when the event is reached."""
+    event: Any
+
+
+class LossesOnDevice:
+    """Brings losses from a GPU to this process, which never waits for them.
+
+    Several are copied at once: to start a copy takes as long as to start a kernel.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Pending, Tensor]] = []
+        self._copies: deque[Copy] = deque()
+
+    def add(self, pending: Pending, loss: Tensor) -> None:
+        """Add a receipt without its loss, which is on the device."""
+        self._waiting.append((pending, loss))
+        # While a copy is on its way, the next losses wait for it: then they are copied together.
+        if not self._copies or len(self._waiting) >= COPY_EVERY:
+            self._start_copy()
+
+    def take_arrived(self) -> list[Pending]:
+        """The receipts whose losses have arrived, with them."""
+        arrived: list[Pending] = []
+        while self._copies and self._copies[0].event.query():
+            arrived += complete(self._copies.popleft())
+        return arrived
+
+    def take_all(self) -> list[Pending]:
+        """All receipts; this waits for the device."""
+        if self._waiting:
+            self._start_copy()
+        arrived: list[Pending] = []
+        while self._copies:
+            self._copies[0].event.synchronize()
+            arrived += complete(self._copies.popleft())
+        return arrived
+
+    def _start_copy(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        losses = torch.stack([loss for _, loss in waiting])
+        # Only to pinned memory a copy runs beside the process.
+        copied = torch.empty(len(waiting), dtype=torch.float64, pin_memory=True)
+        copied.copy_(losses, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(losses.device))
+        self._copies.append(Copy([pending for pending, _ in waiting], copied, event))
+
+
+def complete(copy: Copy) -> list[Pending]:
+    """The receipts of a copy that has arrived, with their losses."""
+    completed = []
+    for (receipt, step), loss in zip(copy.pending, copy.losses.tolist(), strict=True):
+        completed.append(Pending(receipt._replace(loss=loss), step))
+    return completed
+
+
+def facts_of(trainer: L.Trainer, run_dir: Path) -> Facts:
+    """The facts on which the steps of this process depend, beside its checkpoint."""
+    known = record.read(run_dir)
+    device = trainer.strategy.root_device
+    packages = json_checksum(known.packages)
+    run = {
+        "configuration": zlib.crc32(read_bytes(run_dir / "config.yaml") or b""),
+        "number of ranks": trainer.world_size,
+        "accelerator": device.type,
+        "precision": str(trainer.precision),
+        "strategy": type(trainer.strategy).__name__,
+        "division of batches": progress_of(trainer).get("shares"),
+        "set of packages": packages,
+    }
+    machine = {
+        "cpu": known.start.get("cpu"),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
+    return Facts(run, machine, receipts.code_checksums())
+
+
+def json_checksum(texts: dict[str, str]) -> int:
+    """A checksum of names and values, whatever their order."""
+    return zlib.crc32(repr(sorted(texts.items())).encode())
+
+
+def tolerance_of(trainer: L.Trainer, has_same_machine: bool) -> float:
+    """The relative difference that rounding may make in a loss; 0 where bits must be equal."""
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    is_deterministic = (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+    )
+    # Threads add in any order where an index occurs twice, as in the gradient of `x[index]`.
+    has_one_order = on_cpu and torch.get_num_threads() == 1 and trainer.world_size <= EXACT_RANKS
+    if has_same_machine and (is_deterministic or has_one_order):
+        return 0.0
+    precision = str(trainer.precision)
+    kind = "32"
+    if precision.startswith("64"):
+        kind = "64"
+    elif "bf16" in precision:
+        kind = "bf16"
+    # Convolutions of 32 bits on a GPU multiply as TF32 by default, with the fraction of 16 bits.
+    elif "16" in precision or not on_cpu:
+        kind = "16"
+    tolerance = TOLERANCES[kind]
+    # Another order of additions is one thing, other kernels with other products another.
+    return tolerance if has_same_machine else OTHER_MACHINE * tolerance
