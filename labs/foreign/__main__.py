@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from labs.foreign.matrix import COLUMNS, GOOD, Cell, Matrix
+from labs.foreign.matrix import COLUMNS, GOOD, Matrix
 from labs.foreign.styles import STYLES
 from labs.foreign.styles.base import Style
 from samestep.ranks import process
+from samestep.verify.experiments import FAILED, Cell
 from tests import fork_server
 from tests.conftest import ROOT, environment
 
@@ -36,7 +37,7 @@ def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
     for style in STYLES:
         words = [rows[style.name][column].word for column in COLUMNS]
         told = style.told if "announced" in words else ()
-        says = "; ".join(reason.meaning for reason in told)
+        says = "; ".join(note.meaning for note in told)
         groups.setdefault((*words, says), []).append(style.name)
     # Most styles: as rows they would hide the others.
     same = groups.pop((SAME,) * len(COLUMNS) + ("",), [])
@@ -108,7 +109,7 @@ def run_all(matrix: Matrix, styles: Sequence[Style], jobs: int) -> dict[str, dic
             try:
                 rows[name] = done.result()
             except Exception as error:  # one style must not stop the others
-                rows[name] = dict.fromkeys(COLUMNS, Cell("failed", repr(error)))
+                rows[name] = dict.fromkeys(COLUMNS, Cell(FAILED, repr(error)))
             words = ", ".join(cell.word for cell in rows[name].values())
             print(f"{len(rows)}/{len(styles)}  {name}  [{words}]", flush=True)
             for column, cell in rows[name].items():

@@ -9,25 +9,15 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.data.loader import BatchLoader
+from samestep.verify import known_notes
+from samestep.verify.known_notes import KnownNote
 
-
-class Told(NamedTuple):
-    """What a run must say before its first step, where it cannot be exact.
-
-    pattern: of the line that says it, whatever its letters.
-    meaning: for the table.
-    columns: in which it is an excuse; in the others a cell must be identical.
-    """
-
-    pattern: str
-    meaning: str
-    columns: tuple[str, ...] = ("SIGTERM", "SIGKILL", "2 ranks", "2 ranks, SIGTERM")
-
-
-RANKS = ("2 ranks",)
-LOADER = (Told("ordinary DataLoader", "each rank has its own batches", RANKS),)
-STREAM = (Told("unknown length", "each rank sees all of a stream", RANKS),)
-LOST = (Told("no checkpoint holds", "state outside the checkpoint is lost"),)
+LOADER = (known_notes.LOADER,)
+STREAM = (known_notes.STREAM,)
+LOST = (known_notes.LOST_ATTRIBUTES,)
+NO_MEAN = (known_notes.LOSS,)
+DRAWS = (known_notes.RANDOM_STEPS,)
+NORMALIZES = (known_notes.BATCH_NORM,)
 
 
 class Style(NamedTuple):
@@ -35,17 +25,19 @@ class Style(NamedTuple):
 
     model, data: classes of this package; no data: the module has the loaders.
     overrides: what a user would type besides.
-    told: what the run must say of cells that are not identical; otherwise each must be.
-    is_per_rank: whether two ranks see the same samples as one, and compute something else: a step
-        draws random numbers, normalizes what a rank has, or makes roundings grow.
+    told: the notes by which a run may announce cells that are not identical; all others must be.
+    is_per_rank: whether two ranks compute something else from the same samples, and no note says
+        so: a metric of slices, a state that each rank makes from its own samples.
+    in_double: whether ranks are compared with 64 bits, because roundings grow.
     """
 
     name: str
     model: type
     data: type | None
     overrides: tuple[str, ...] = ()
-    told: tuple[Told, ...] = ()
+    told: tuple[KnownNote, ...] = ()
     is_per_rank: bool = False
+    in_double: bool = False
 
 
 def table(rows: int, seed: int) -> TensorDataset:

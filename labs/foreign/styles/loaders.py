@@ -20,8 +20,9 @@ from torch.utils.data import (
 )
 
 from samestep.data.loader import BatchLoader
+from samestep.verify import known_notes
 
-from .base import LOADER, LOST, STREAM, Exact, Plain, Regressor, Style, Told, table
+from .base import LOADER, LOST, STREAM, Exact, Plain, Regressor, Style, table
 
 
 class Boring(Regressor):
@@ -293,10 +294,9 @@ class OwnGenerator(Plain):
         return DataLoader(self.train, batch_size=4, shuffle=True, generator=generator)
 
 
-RANKS = (Told("ranks|DataLoader", "ranks see what their loader yields", ("2 ranks",)),)
-OWN = (Told("a way of its own", "ranks see what their loader yields", ("2 ranks",)),)
-PASSES = (Told("no checkpoint holds", "counters of the data set are lost"),)
-RANDOM = (Told("transform|random", "each rank has its own random numbers", ("2 ranks",)),)
+STATEFUL = (known_notes.STATEFUL_LOADER,)
+OWN = (known_notes.OWN_LOADER,)
+RANDOM = (known_notes.RANDOM_TRANSFORMS,)
 STYLES = [
     Style("DataLoader", Regressor, Plain, told=LOADER),
     Style("BatchLoader in a foreign DataModule", Regressor, Exact),
@@ -307,12 +307,12 @@ STYLES = [
     Style("DQN: a stream over a replay buffer", DQN, None, (
         "callbacks.checkpoints.monitor=loss", "trainer.strategy=ddp_find_unused_parameters_true",
     ), STREAM + LOST),
-    Style("loader with a state (torchdata)", Regressor, StatefulData, told=RANKS),
-    Style("stream with a state (litdata)", Regressor, StreamingData, told=RANKS),
-    Style("stream that counts its passes", Regressor, SizedStream, told=PASSES + LOADER),
+    Style("loader with a state (torchdata)", Regressor, StatefulData, told=STATEFUL),
+    Style("stream with a state (litdata)", Regressor, StreamingData, told=STATEFUL),
+    Style("stream that counts its passes", Regressor, SizedStream, told=LOST + LOADER),
     Style("IterableDataset without a length", Regressor, Stream, told=STREAM),
     Style("stream that samples, 2 workers", Sampled, NoisyStream, told=STREAM),
-    Style("loader of one's own", Regressor, FastData, told=OWN),
+    Style("loader of one's own", Regressor, FastData, told=OWN + LOADER),
     Style("dictionary of BatchLoaders", FromSeveral, Several),
     Style("CombinedLoader min_size of BatchLoaders", FromSeveral, Shortest),
     Style("CombinedLoader max_size of DataLoaders", FromSeveral, SeveralPlain, told=LOADER),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .base import Exact, Regressor, Style
+from .base import DRAWS, NORMALIZES, Exact, Regressor, Style
 
 
 class GAN(L.LightningModule):
@@ -226,11 +226,11 @@ TWICE = "trainer.strategy=ddp_find_unused_parameters_true"
 STYLES = [
     Style("GAN: manual, two optimizers, add_image", GAN, Exact, (
         "callbacks.checkpoints.monitor=g_loss", TWICE,
-    ), is_per_rank=True),
-    Style("VAE: stochastic test_step, add_image", VAE, Exact, is_per_rank=True),
+    ), DRAWS),
+    Style("VAE: stochastic test_step, add_image", VAE, Exact, told=DRAWS),
     Style("Transformers: outputs, groups, warmup", Transformer, Exact),
-    Style("batch norm", BatchNorm, Exact, is_per_rank=True),
-    Style("dropout", Dropout, Exact, is_per_rank=True),
+    Style("batch norm", BatchNorm, Exact, told=NORMALIZES),
+    Style("dropout", Dropout, Exact, told=DRAWS),
     Style("torch.compile", Compiled, Exact),
     Style("sparse embedding", Sparse, Exact),
     Style("frozen layers", Frozen, Exact),
@@ -241,6 +241,6 @@ STYLES = [
     Style("no test", Untested, Exact),
     Style("no validation", Unvalidated, Exact, ("callbacks.checkpoints.monitor=train_loss",)),
     Style("predict_step", Predicts, Exact),
-    Style("bf16-mixed", Regressor, Exact, ("trainer.precision=bf16-mixed",), is_per_rank=True),
+    Style("bf16-mixed", Regressor, Exact, ("trainer.precision=bf16-mixed",)),
     Style("64-true", Regressor, Exact, ("trainer.precision=64-true",)),
 ]  # fmt: skip

@@ -103,7 +103,7 @@ STYLES = [
     Style("manual schedules", ManualSchedule, Exact, (
         "trainer.strategy=ddp_find_unused_parameters_true",
     )),
-    Style("LBFGS", LBFGS, Exact, is_per_rank=True),
+    Style("LBFGS", LBFGS, Exact, in_double=True),
     Style("closure called twice", Twice, Exact),
     Style("optimizer_step with warmup", Warmup, Exact),
     Style("gradient_clip_val", Regressor, Exact, ("trainer.gradient_clip_val=0.5",)),

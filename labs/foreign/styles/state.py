@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from .base import LOST, Exact, Regressor, Style, table
+from .base import LOST, NO_MEAN, Exact, Regressor, Style, table
 
 
 class Truncated(Regressor):
@@ -140,13 +140,13 @@ class Unlabeled(Regressor):
 
 STYLES = [
     Style("hidden state of an RNN as an attribute", Truncated, Exact, is_per_rank=True),
-    Style("running mean as a float", MomentumAsFloat, Exact, is_per_rank=True),
-    Style("running mean by on_save_checkpoint", InTheCheckpoint, Exact, is_per_rank=True),
-    Style("running mean as a buffer", Buffered, Exact, is_per_rank=True),
-    Style("running mean, non-persistent", NotPersistent, Exact, is_per_rank=True),
-    Style("running mean by get_extra_state", ExtraState, Exact, is_per_rank=True),
+    Style("running mean as a float", MomentumAsFloat, Exact, told=NO_MEAN),
+    Style("running mean by on_save_checkpoint", InTheCheckpoint, Exact, told=NO_MEAN),
+    Style("running mean as a buffer", Buffered, Exact, told=NO_MEAN),
+    Style("running mean, non-persistent", NotPersistent, Exact, told=NO_MEAN),
+    Style("running mean by get_extra_state", ExtraState, Exact, told=NO_MEAN),
     Style("DataModule with a state", Regressor, Curriculum),
     Style("DataModule that forgets its state", Regressor, Forgotten, told=LOST),
-    Style("generator of the module", OwnGenerator, Exact, is_per_rank=True),
-    Style("iterator of the module", Unlabeled, Exact, told=LOST, is_per_rank=True),
+    Style("generator of the module", OwnGenerator, Exact, told=NO_MEAN),
+    Style("iterator of the module", Unlabeled, Exact, told=LOST),
 ]  # fmt: skip

@@ -15,8 +15,6 @@ from samestep.verify import plan as plans
 from samestep.verify.plan import NUM_EPOCHS
 from samestep.verify.recorder import Recorder
 
-FULL_PRECISIONS = (None, 32, "32", "32-true")
-
 
 class Given(NamedTuple):
     """The arguments of ``samestep.Trainer`` that a plan changes."""
@@ -43,19 +41,17 @@ def apply(given: Given) -> Given:
         # An experiment must not overwrite a copy of the user's run, nor continue from it.
         if not isinstance(callback, KeepsCopy):
             callbacks.append(callback)
-    run_dir = given.run_dir
-    if plan.run_root is not None:
-        # Its name stays: a command that names each start differently never continues, and must not
-        # seem to.
-        run_dir = Path(plan.run_root, given.run_dir.absolute().name)
-        move_paths(callbacks, given.run_dir, run_dir)
+    # Its name stays: a command that names each start differently never continues, and must not seem
+    # to.
+    run_dir = Path(plan.run_root, given.run_dir.absolute().name)
+    move_paths(callbacks, given.run_dir, run_dir)
     run = given.run
     if run is not None:
         run = replace(run, make_loggers=None, report=no_report)
     options = dict(given.options)
     if plan.num_steps is not None:
         options |= limits_of(options, plan.num_steps, plan.num_evaluated)
-    if plan.precision is not None and options.get("precision") in FULL_PRECISIONS:
+    if plan.precision is not None:
         options["precision"] = plan.precision
     # The table shows what is announced, also where the user knows it.
     return Given(run_dir, run, plan.accelerator, [*callbacks, Recorder(plan)], None, (), options)

@@ -13,18 +13,22 @@ from typing import NamedTuple
 
 from samestep.run.metrics import is_result, read_final_metrics, read_history
 from samestep.verify import records
-from samestep.verify.records import Batch, Place, Rank, State, Summary
+from samestep.verify.records import Batch, Place, Rank, State, Summaries, Summary
 
 MEASURED = re.compile(r"time/.*|system/.*|.*_per_second|DeviceStatsMonitor.*")
 """Columns of metrics.csv that no two runs have alike."""
+PARAMETERS = ("parameter",)
+WEIGHTS = ("parameter", "buffer")
+"""Kinds of what a model ends with."""
 
 
 class Difference(NamedTuple):
     """Where two runs differ first."""
 
     kind: str
-    """``samples``, ``loss``, ``setting``, ``parameter``, ``optimizer-state``, ``buffer``,
-    ``metric``, ``row``, ``length`` (other batches), ``ranks`` (of one run) or ``slice``."""
+    """``samples``, ``loss``, ``setting`` (of an optimizer), ``parameter``, ``optimizer-state``,
+    ``buffer``, ``unsaved-buffer``, ``metric``, ``row``, ``length`` (other batches), ``ranks`` (of
+    one run) or ``slice``."""
     text: str
     step: int | None = None
     amount: float | None = None
@@ -40,21 +44,42 @@ class Tolerance(NamedTuple):
 
     With 64 bits a number is rounded by 1e-16. A gradient is a sum over thousands of samples and
     products, which another order of addition changes by some 1e-14, and each step of training
-    multiplies what the steps before have left: 40 steps of ordinary models stay below 1e-11. A
-    wrong weight of a sample changes the first gradient by 1e-4 and more. ``FLOAT64`` lies between
-    the two. With 32 bits rounding reaches 1e-4 itself, so only larger errors can be told from it.
+    multiplies what the steps before have left: ordinary models end below 1e-11 after 40 steps,
+    LBFGS comes to 5e-9 after 20 and to 1e-6 after 27. A wrong weight of a sample changes the first
+    step that has it by 1e-6 and more. So ``FLOAT64`` begins at 1e-12, and grows with the steps up
+    to 1e-5. With 32 bits rounding reaches 1e-4 itself, with 16 bits 1e-2, so only larger errors can
+    be told from it.
     """
 
     relative: float
     absolute: float
+    growth: float = 1.0
+    """In each step."""
+    limit: float = 1.0
+    """Up to which it grows."""
+
+    def after(self, num_steps: int) -> "Tolerance":
+        """The tolerance after so many steps."""
+        factor = min(self.growth**num_steps, self.limit / self.relative)
+        return self._replace(relative=self.relative * factor, absolute=self.absolute * factor)
 
     def allows(self, difference: float, scale: float) -> bool:
         """Whether values of this size may differ so much; two that are not finite may not."""
         return difference <= self.absolute + self.relative * scale
 
+    def is_near(self, value: float | None, expected: float | None) -> bool:
+        """Whether two numbers, of which one may be missing, differ by rounding only."""
+        if value is None or expected is None or are_equal(value, expected):
+            return are_equal(value, expected)
+        return self.allows(distance(value, expected), abs(expected))
 
-FLOAT64 = Tolerance(1e-9, 1e-12)
+
+EXACT = Tolerance(0.0, 0.0)
+FLOAT64 = Tolerance(1e-12, 1e-13, growth=1.6, limit=1e-5)
 FLOAT32 = Tolerance(1e-3, 1e-5)
+FLOAT16 = Tolerance(5e-2, 5e-3)
+TOLERANCES = {"64-true": FLOAT64, "32-true": FLOAT32}
+"""By the precision of a run; 16 bits have the other one."""
 
 
 def number(value: float) -> str:
@@ -164,7 +189,7 @@ def difference_of_states(own: State, other: State) -> Difference | None:
         if kind not in worst or amount > (worst[kind].amount or 0):
             worst[kind] = Difference(kind, f"{name} by {number(amount)}", amount=amount)
     # A setting such as lr changes the parameters of the same step, and these the buffers.
-    for kind in ("setting", "parameter", "buffer", "optimizer-state"):
+    for kind in ("setting", "parameter", "buffer", "unsaved-buffer", "optimizer-state"):
         if kind in worst:
             return worst[kind]
     return None
@@ -253,8 +278,7 @@ def difference_of_files(run_dir: Path, other_dir: Path) -> Difference | None:
         if found is not None:
             text = f"metrics.csv, row of step {step}: {found.text}"
             return Difference("row", text, step, found.amount)
-    found = difference_of_metrics(finals_of(run_dir), finals_of(other_dir), are_equal)
-    return found and found._replace(text=f"metrics.json: {found.text}")
+    return difference_of_results(run_dir, other_dir, EXACT)
 
 
 def rows_of(run_dir: Path) -> dict[int, dict[str, float]]:
@@ -279,8 +303,8 @@ def difference_of_ranks(ranks: Sequence[Rank]) -> Difference | None:
     """Whether the ranks of one run have diverged: other weights, or other metrics."""
     for number_of_rank, rank in enumerate(ranks[1:], 1):
         between = f"rank {number_of_rank} differs from rank 0"
-        final = parameters_of(rank.final or {})
-        of_zero = parameters_of(ranks[0].final or {})
+        final = select(rank.final, WEIGHTS)
+        of_zero = select(ranks[0].final, WEIGHTS)
         if final != of_zero:
             found = difference_of_states(records.read_state(final), records.read_state(of_zero))
             what = found.text if found is not None else "its weights"
@@ -291,9 +315,9 @@ def difference_of_ranks(ranks: Sequence[Rank]) -> Difference | None:
     return None
 
 
-def parameters_of(state: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
-    """The parameters among the summaries of a state."""
-    return {name: summary for name, summary in state.items() if kind_of(name) == "parameter"}
+def select(state: Summaries | None, kinds: Sequence[str]) -> Summaries:
+    """The entries of a state that are of these kinds."""
+    return {name: value for name, value in (state or {}).items() if kind_of(name) in kinds}
 
 
 def difference_of_samples(ours: Sequence[Rank], one: Rank) -> Difference | None:
@@ -323,42 +347,46 @@ def rows_at(rank: Rank, place: Place) -> list[int]:
     return rank.batches[place].rows
 
 
-def difference_beyond(
-    ours: Sequence[Rank], one: Rank, tolerance: Tolerance, *, with_metrics: bool = True
-) -> Difference | None:
+def difference_beyond(ours: Sequence[Rank], one: Rank, tolerance: Tolerance) -> Difference | None:
     """Where several ranks differ from one rank by more than rounding, with the same samples.
 
-    The losses are not compared: each rank has that of its slice. Nor are buffers, which each rank
-    changes by its own samples until their mean is taken.
+    The losses are not compared: each rank has that of its slice. Buffers are compared at the end
+    only: each rank changes them by its own samples until their mean is taken.
     """
     for place in sorted(one.batches.keys() & ours[0].batches.keys()):
         own, other = ours[0].batches[place], one.batches[place]
-        found = difference_of_weights(own.state or {}, other.state or {}, tolerance)
+        found = difference_of_weights(
+            select(own.state, PARAMETERS),
+            select(other.state, PARAMETERS),
+            tolerance.after(other.step + 1),
+        )
         if found is not None:
             where = place_of(other.step, place)
             return found._replace(text=f"{where} in {found.text}", step=other.step)
-    found = difference_of_weights(ours[0].final or {}, one.final or {}, tolerance)
+    at_end = tolerance.after(len(one.batches))
+    found = difference_of_weights(
+        select(ours[0].final, WEIGHTS), select(one.final, WEIGHTS), at_end
+    )
     if found is not None:
         return found._replace(text=f"at the end of training in {found.text}")
-    if not with_metrics:
-        return None
+    return difference_of_evaluations(ours[0], one, at_end.is_near)
 
-    def is_near(value: float | None, expected: float | None) -> bool:
-        if value is None or expected is None or are_equal(value, expected):
-            return are_equal(value, expected)
-        return tolerance.allows(distance(value, expected), abs(expected))
 
-    return difference_of_evaluations(ours[0], one, is_near)
+def difference_of_results(
+    run_dir: Path, other_dir: Path, tolerance: Tolerance
+) -> Difference | None:
+    """The final metric that differs by more than rounding."""
+    found = difference_of_metrics(finals_of(run_dir), finals_of(other_dir), tolerance.is_near)
+    return found and found._replace(text=f"metrics.json: {found.text}")
 
 
 def difference_of_weights(
-    own: dict[str, tuple[int, str]], other: dict[str, tuple[int, str]], tolerance: Tolerance
+    own: Summaries, other: Summaries, tolerance: Tolerance
 ) -> Difference | None:
-    """The parameter that exceeds the tolerance most."""
-    ours = records.read_state(parameters_of(own))
-    theirs = records.read_state(parameters_of(other))
+    """The tensor that exceeds the tolerance most."""
+    ours, theirs = records.read_state(own), records.read_state(other)
     for name in sorted(ours.keys() ^ theirs.keys()):
-        return Difference("parameter", f"whether there is {name}")
+        return Difference(kind_of(name), f"whether there is {name}")
     beyond = [*exceeding(ours, theirs, tolerance)]
     return max(beyond, key=lambda found: found.amount or 0.0, default=None)
 

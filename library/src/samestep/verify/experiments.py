@@ -21,7 +21,7 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.verify import compare, known_notes, program, records
-from samestep.verify.compare import Difference, Tolerance
+from samestep.verify.compare import Difference
 from samestep.verify.known_notes import INTERRUPTED, RANKS, KnownNote
 from samestep.verify.plan import Plan
 from samestep.verify.program import Attempt
@@ -36,7 +36,7 @@ DIFFERS, FAILED, NOT_RUN = "differs", "failed", "not run"
 GOOD = (IDENTICAL, ANNOUNCED, REJECTED, NOT_RUN)
 
 BATCHES_PER_RANK = 2  # of a validation or test
-SINGLE, DOUBLE = "32-true", "64-true"
+DOUBLE = "64-true"
 
 
 class Cell(NamedTuple):
@@ -46,6 +46,8 @@ class Cell(NamedTuple):
     """One of ``IDENTICAL``, ``ANNOUNCED``, ..."""
     why: str = ""
     difference: Difference | None = None
+    note: KnownNote | None = None
+    """What has announced it."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,9 @@ class Settings:
         jobs: programs at once.
         again: whether to run the undisturbed run twice.
         in_double: whether to compare ranks with 64 bits where the model allows it.
-        accepts_rounding_only: False if ranks compute something else from the same samples.
-        arguments: added to the command for so many ranks.
+        with_results: whether the final metrics of several ranks must be those of one, too: not
+            where training logs a value per step, which is that of a slice.
         variables: added to those of this process.
-        moves_run: whether the run directory is below the workplace, wherever the command has it.
         notes: those that announce a difference.
     """
 
@@ -80,10 +81,8 @@ class Settings:
     jobs: int = 1
     again: bool = True
     in_double: bool = True
-    accepts_rounding_only: bool = True
-    arguments: Callable[[int], Sequence[str]] = lambda ranks: ()
+    with_results: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
-    moves_run: bool = True
     notes: Sequence[KnownNote] = known_notes.KNOWN_NOTES
 
 
@@ -207,7 +206,7 @@ class Experiments:
             records=str(folder / "records"),
             devices=ranks,
             accelerator=self.settings.accelerator,
-            run_root=str(folder / "runs") if self.settings.moves_run else None,
+            run_root=str(folder / "runs"),
             num_steps=self.settings.num_steps,
             num_evaluated=self._num_evaluated(ranks),
             precision=precision,
@@ -236,8 +235,7 @@ class Experiments:
         if plan.accelerator == "cpu" and any(Path("/dev").glob("nvidia[0-9]*")):
             # The ranks meet before the Trainer says what they compute on.
             variables["CUDA_VISIBLE_DEVICES"] = ""
-        command = [*settings.command, *settings.arguments(plan.devices)]
-        return program.run(command, workplace, variables, settings.timeout_s)
+        return program.run(settings.command, workplace, variables, settings.timeout_s)
 
     def _run(self, plan: Plan, name: str) -> Run:
         """A run that is not harmed."""
@@ -328,7 +326,7 @@ class Experiments:
         """The run on one rank with which several are compared: with 64 bits, where it can be."""
         own = str(self.undisturbed.ranks[0].fits[0]["precision"])
         self.compared_with = own
-        if own != SINGLE or not self.settings.in_double:
+        if own == DOUBLE or not self.settings.in_double:
             return self.undisturbed
         name = f"{UNDISTURBED}, {DOUBLE}"
         run = self._run(self._plan(name, 1, precision=DOUBLE), name)
@@ -371,12 +369,12 @@ class Experiments:
         """A run on several ranks against one on one rank."""
         found = compare.difference_of_ranks(run.ranks)
         found = found or compare.difference_of_samples(run.ranks, one.ranks[0])
-        if found is None and self.settings.accepts_rounding_only:
-            found = compare.difference_beyond(run.ranks, one.ranks[0], self._tolerance())
+        tolerance = compare.TOLERANCES.get(self.compared_with, compare.FLOAT16)
+        found = found or compare.difference_beyond(run.ranks, one.ranks[0], tolerance)
+        if found is None and self.settings.with_results:
+            at_end = tolerance.after(len(one.ranks[0].batches))
+            found = compare.difference_of_results(run.run_dir, one.run_dir, at_end)
         return self._cell(found, run, RANKS)
-
-    def _tolerance(self) -> Tolerance:
-        return compare.FLOAT64 if self.compared_with == DOUBLE else compare.FLOAT32
 
     def _cell(self, found: Difference | None, run: Run, column: str) -> Cell:
         if found is None:
@@ -384,7 +382,7 @@ class Experiments:
         note = known_notes.find(run.said, column, found.kind, self.settings.notes)
         if note is None or found.is_inexcusable:
             return Cell(DIFFERS, found.text, found)
-        return Cell(ANNOUNCED, note.meaning, found)
+        return Cell(ANNOUNCED, note.meaning, found, note)
 
 
 def judge_end(run: Run) -> Cell | None:

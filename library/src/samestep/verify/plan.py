@@ -14,17 +14,17 @@ class Plan:
 
     records: str
     """Folder in which each rank records what it did."""
+    run_root: str
+    """Folder for the run directory, wherever the command has it."""
     devices: int = 1
     """Ranks, all on this machine."""
     accelerator: str = "cpu"
-    run_root: str | None = None
-    """Folder for the run directory; None leaves the run where the command has it."""
     num_steps: int | None = None
     """Optimizer steps over ``NUM_EPOCHS`` epochs; None leaves all limits as they are."""
     num_evaluated: int | None = None
     """Batches of a validation or test, on each rank."""
     precision: str | None = None
-    """Takes the place of 32 bits; None leaves the precision as it is."""
+    """Takes the place of the command's; None leaves it as it is."""
     signum: int = 0
     """The signal that the last rank sends to itself, once."""
     place: tuple[int, int] | None = None

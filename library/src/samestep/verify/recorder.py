@@ -225,8 +225,11 @@ def tensors_of(trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[tup
             name = names.get(id(owner), f"parameter {position}")
             for key, value in state.items():
                 yield from leaves_of(value, f"optimizer-state {key} of {name}")
+    saved = pl_module.state_dict().keys()
     for name, buffer in pl_module.named_buffers():
-        yield f"buffer {name}", buffer
+        # Each rank may have another one, if no checkpoint holds it.
+        kind = "buffer" if name in saved else "unsaved-buffer"
+        yield f"{kind} {name}", buffer
 
 
 def leaves_of(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -29,13 +29,17 @@ State = dict[str, Summary]
 """Parameters, optimizer states and buffers by what the table calls them."""
 
 
+Summaries = dict[str, tuple[int, str]]
+"""A state as the recorder writes it; see ``read_state``."""
+
+
 class Batch(NamedTuple):
     """What one rank did with one batch."""
 
     step: int  # optimizer steps before it
     rows: list[int]  # a digest of each sample
     loss: float | None
-    state: dict[str, Any] | None  # after the optimizer step, if there was one; see ``read_state``
+    state: Summaries | None  # after the optimizer step, if there was one
 
 
 @dataclass
@@ -46,7 +50,7 @@ class Rank:
     batches: dict[Place, Batch] = field(default_factory=dict)
     evaluations: dict[tuple[str, int, int], dict[str, float]] = field(default_factory=dict)
     """Metrics by stage, epoch and step."""
-    final: dict[str, Any] | None = None
+    final: Summaries | None = None
     splits_evaluation: bool = True
     """Whether ranks get slices of the batches of validation and test."""
 
@@ -89,7 +93,7 @@ def read(folder: Path) -> list[Rank]:
     return ranks
 
 
-def read_state(state: dict[str, Any]) -> State:
+def read_state(state: Summaries) -> State:
     """Decode the summaries; this is done for few steps only, as a run has many tensors."""
     found = {}
     for name, (checksum, content) in state.items():
