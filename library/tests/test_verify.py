@@ -1,13 +1,14 @@
 """``samestep verify`` on plain scripts: what it finds, and what it leaves alone."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from library.tests.programs import environment
+from library.tests.programs import environment, until
 from samestep.verify.main import main
 
 SCRIPT = """
@@ -145,3 +146,21 @@ def test_a_program_that_fails_shows_its_end(folder: Path):
     assert done.returncode == 1
     assert "error: the command fails undisturbed, exit code 1: KeyError: 'x'" in done.stderr
     assert 'script.py", line 1' in done.stderr
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_interrupted_verify_leaves_no_program_behind(folder: Path, signum: int, code: int):
+    pid_file, scratch = folder / "pid", folder / "scratch"
+    scratch.mkdir()
+    (folder / "script.py").write_text(
+        f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)"
+    )
+    command = [sys.executable, "-m", "samestep", "verify", "--", sys.executable, "script.py"]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(TMPDIR=str(scratch)), stderr=subprocess.PIPE
+    ) as verify_process:
+        until(lambda: pid_file.exists() and pid_file.read_text())
+        verify_process.send_signal(signum)
+    assert verify_process.returncode == code
+    assert not Path("/proc", pid_file.read_text()).exists()
+    assert list(scratch.iterdir()) == []

@@ -48,6 +48,8 @@ class Cell(NamedTuple):
     difference: Difference | None = None
     note: KnownNote | None = None
     """What has announced it."""
+    said: str = ""
+    """The line with which the run has done so."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,6 @@ class Settings:
         with_results: whether the final metrics of several ranks must be those of one, too: not
             where training logs a value per step, which is that of a slice.
         variables: added to those of this process.
-        notes: those that announce a difference.
     """
 
     command: Sequence[str]
@@ -83,7 +84,6 @@ class Settings:
     in_double: bool = True
     with_results: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[KnownNote] = known_notes.KNOWN_NOTES
 
 
 class Run(NamedTuple):
@@ -171,8 +171,13 @@ class Experiments:
         if self.on_ranks in wanted or self.ranks_stopped in wanted:
             tasks.append(lambda: self._run_on_ranks(wanted))
         with ThreadPoolExecutor(self.settings.jobs) as pool:
-            for found in pool.map(lambda task: task(), tasks):
-                cells |= found
+            try:
+                for found in pool.map(lambda task: task(), tasks):
+                    cells |= found
+            except BaseException:
+                # Such as Ctrl-C: the programs have sessions of their own, and do not get it.
+                program.end_all()
+                raise
         return {name: cells[name] for name in wanted if name in cells}
 
     def _timed(self, name: str, function: Callable[[], Cell]) -> Cell:
@@ -379,10 +384,11 @@ class Experiments:
     def _cell(self, found: Difference | None, run: Run, column: str) -> Cell:
         if found is None:
             return Cell(IDENTICAL)
-        note = known_notes.find(run.said, column, found.kind, self.settings.notes)
-        if note is None or found.is_inexcusable:
+        explained = known_notes.find(run.said, column, found.kind)
+        if explained is None or found.is_inexcusable:
             return Cell(DIFFERS, found.text, found)
-        return Cell(ANNOUNCED, note.meaning, found, note)
+        note, line = explained
+        return Cell(ANNOUNCED, note.meaning, found, note, line)
 
 
 def judge_end(run: Run) -> Cell | None:

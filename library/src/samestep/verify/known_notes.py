@@ -5,7 +5,6 @@ same. It must excuse as little as is true: the columns and the kinds of the firs
 """
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 INTERRUPTED = "interrupted"  # a run that was stopped or killed, against the undisturbed one
@@ -92,17 +91,20 @@ KNOWN_NOTES = (
 )
 
 
-def find(
-    said: str, column: str, kind: str, notes: Sequence[KnownNote] = KNOWN_NOTES
-) -> KnownNote | None:
-    """The note in what a run has said that explains this kind of difference in this column."""
-    for note in notes:
+def find(said: str, column: str, kind: str) -> tuple[KnownNote, str] | None:
+    """The note that explains this kind of difference in this column, and the line that has it.
+
+    Args:
+        said: what the programs of a run have printed, each before its first step.
+        column: ``INTERRUPTED`` or ``RANKS``.
+        kind: of ``compare.Difference``.
+    """
+    for note in KNOWN_NOTES:
         explains = column in note.columns and (not note.kinds or kind in note.kinds)
-        if explains and re.search(note.pattern, lines_with_notes(said), re.I):
-            return note
+        if not explains:
+            continue
+        for line in said.splitlines():
+            # Not a name of a file or a metric that happens to contain the words.
+            if "Note: " in line and re.search(note.pattern, line, re.I):
+                return note, line
     return None
-
-
-def lines_with_notes(said: str) -> str:
-    """The lines that tell the user something, without those of how the run goes."""
-    return "\n".join(line for line in said.splitlines() if re.search("note|warn", line, re.I))

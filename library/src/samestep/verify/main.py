@@ -18,6 +18,7 @@ command trains nothing with samestep.Trainer.
 import json
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import textwrap
@@ -30,6 +31,7 @@ from samestep.command_line import Parser
 from samestep.errors import ConfigError, RunError
 from samestep.node import agent
 from samestep.ranks import environment
+from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.verify import hints
 from samestep.verify.experiments import (
     GOOD,
@@ -37,6 +39,7 @@ from samestep.verify.experiments import (
     NOT_RUN,
     Cell,
     Experiments,
+    Run,
     Settings,
 )
 from samestep.verify.plan import NUM_EPOCHS
@@ -54,7 +57,7 @@ WIDTH = 100  # characters of a line
 
 def main(argv: Sequence[str]) -> int:
     """Run the experiments, and print the table. Returns the exit code."""
-    own, _, command = split_at_dashes(argv)
+    own, command = split_at_dashes(argv)
     arguments = parse(own)
     check_command(command)
     ranks = arguments.ranks
@@ -62,6 +65,8 @@ def main(argv: Sequence[str]) -> int:
         ranks = min(ranks, check_gpus())
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="samestep-verify-"))
     started = time.monotonic()
+    # Otherwise it would end at once, and leave the folder and programs behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SIGTERM))
     try:
         settings = Settings(
             command=command,
@@ -75,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
         )
         experiments = Experiments(settings, show_progress)
         cells = experiments.run(arguments.only)
-        check_undisturbed(cells, experiments)
+        check_undisturbed(experiments.undisturbed)
     finally:
         if not arguments.keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -89,12 +94,13 @@ def main(argv: Sequence[str]) -> int:
     return int(any(cell.word not in GOOD for cell in cells.values()))
 
 
-def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], str, list[str]]:
-    """Our own arguments, the dashes, and the command after them."""
-    if "--" not in argv:
-        return [*argv], "", []
-    index = [*argv].index("--")
-    return [*argv[:index]], "--", [*argv[index + 1 :]]
+def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own arguments, and the command after the dashes."""
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    index = words.index("--")
+    return words[:index], words[index + 1 :]
 
 
 def parse(argv: Sequence[str]) -> Namespace:
@@ -188,14 +194,13 @@ def link_entries(source: Path, target: Path, left_out: Sequence[str]) -> None:
             (target / entry.name).symlink_to(entry)
 
 
-def check_undisturbed(cells: Mapping[str, Cell], experiments: Experiments) -> None:
+def check_undisturbed(run: Run) -> None:
     """Raise an error if nothing can be verified, because the undisturbed run did not end well.
 
     Raises:
         ConfigError: if the command is rejected, or trains nothing.
         RunError: if it fails.
     """
-    run = experiments.undisturbed
     if run.is_whole:
         return
     if run.attempts[0].is_rejection:
@@ -222,7 +227,12 @@ def as_json(cells: Mapping[str, Cell]) -> dict[str, dict[str, object]]:
     """The table as plain values."""
     plain: dict[str, dict[str, object]] = {}
     for name, cell in cells.items():
-        plain[name] = {"result": cell.word, "why": cell.why, "hint": hints.hint_for(name, cell)}
+        plain[name] = {"result": cell.word, "why": cell.why}
+        if cell.said:
+            plain[name]["note"] = cell.said
+        hint = hints.hint_for(name, cell)
+        if hint is not None:
+            plain[name]["hint"] = hint
         if cell.difference is not None:
             plain[name] |= cell.difference._asdict()
     return plain
@@ -241,21 +251,23 @@ def print_table(cells: Mapping[str, Cell], experiments: Experiments, seconds: fl
         print(f"  {name:<{width}}  {cell.word:<9}  {lines[0]}".rstrip())
         for line in lines[1:]:
             print(" " * (width + 15) + line)
-    print_hints(cells)
-
-
-def print_hints(cells: Mapping[str, Cell]) -> None:
-    """Print what to look for: once for all lines of the table that have the same cause."""
-    names: dict[str, list[str]] = {}
+    said: dict[str, list[str]] = {}
+    looked_for: dict[str, list[str]] = {}
     for name, cell in cells.items():
-        hint = hints.hint_for(name, cell)
-        if hint is not None:
-            names.setdefault(hint, []).append(name)
-    if names:
-        print("\nWhat to look for")
-    for hint, lines in names.items():
-        text = f"{'; '.join(lines)}: {hint}."
-        print(textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    "))
+        said.setdefault(cell.said, []).append(name)
+        looked_for.setdefault(hints.hint_for(name, cell) or "", []).append(name)
+    print_texts("What the run says", said)
+    print_texts("What to look for", looked_for)
+
+
+def print_texts(title: str, names_of: dict[str, list[str]]) -> None:
+    """Print texts, each once for all lines of the table that it belongs to."""
+    names_of.pop("", None)
+    if names_of:
+        print(f"\n{title}")
+    for text, names in names_of.items():
+        words = f"{'; '.join(names)}: {text}"
+        print(textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="    "))
 
 
 def heading(experiments: Experiments, seconds: float) -> str:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,14 @@ from samestep.verify.records import FIRST_STEP
 
 TIMED_OUT = 124  # as of timeout(1)
 LOOKS_LIKE_AN_ERROR = re.compile(rf"(\w+\.)*\w*Error\b|{PREFIX}")
+
+
+_running: set["subprocess.Popen[bytes]"] = set()
+_must_end = threading.Event()
+
+
+class Ended(Exception):
+    """No program may be started any more."""
 
 
 class Attempt(NamedTuple):
@@ -56,8 +65,11 @@ def run(
     """Run a command in a folder, and end it with all its ranks when it takes too long.
 
     Raises:
+        Ended: after ``end_all``.
         OSError: if it cannot be started.
     """
+    if _must_end.is_set():
+        raise Ended
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         # In a session of its own: a Ctrl-C is for us, and we end all of its ranks.
         process = subprocess.Popen(
@@ -69,12 +81,14 @@ def run(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        _running.add(process)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             code = TIMED_OUT
         finally:
             end_with_ranks(process)
+            _running.discard(process)
         said.seek(0)
         before, _, after = said.read().partition(FIRST_STEP)
     return Attempt(code, before, after)
@@ -88,6 +102,13 @@ def end_with_ranks(process: "subprocess.Popen[bytes]") -> None:
         with suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
     process.wait()
+
+
+def end_all() -> None:
+    """Kill all programs that other threads are waiting for; none is started from now on."""
+    _must_end.set()
+    for process in list(_running):
+        end_with_ranks(process)
 
 
 def descendants(pid: int) -> list[int]:
