@@ -341,7 +341,7 @@ def test_accumulated_batches_have_one_denominator(trained, num: int):
         ("sharded", "the loss is not a mean"),
         ("batch norm", "batch norm (net.1) normalizes each slice"),
         ("dropout", "random numbers of its own in a training step (net.1)"),
-        ("queue", "changes queue by the samples"),
+        ("queue", "queue by the samples"),
     ],
 )
 def test_what_makes_other_steps_is_named_before_the_first(trained, name: str, says: str):
