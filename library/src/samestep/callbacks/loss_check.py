@@ -215,46 +215,47 @@ def check_step(step: Step, batch: Any, length: int) -> list[Finding]:
     step.is_repeatable = plain.losses == second.losses
     if not plain.losses:
         raise CannotSplit("training_step returns no loss")
-    findings = []
-    loss_finding = check_loss(step, batch, length, plain)
-    if loss_finding is not None:
-        findings.append(loss_finding)
+    findings = check_loss(step, batch, length, plain)
     # As it is trained, with dropout and the statistics of the batch.
     trained = step.compute(batch, evaluates=False)
     if trained.state:
         findings += check_state(step, batch, length, trained)
-    is_of_ranks = step.trainer.world_size > 1
     # The batches of a step draw the same numbers on any number of ranks, if there is one.
-    if trained.is_random and is_of_ranks:
+    if trained.is_random and step.is_on_ranks:
         names = names_of(step.module, *DROPOUTS)
         where = f" ({names})" if names and not plain.is_random else ""
         findings.append(Finding(RANDOM, where))
+    return findings + check_layers(step, batch, length, trained, findings)
+
+
+def check_layers(
+    step: Step, batch: Any, length: int, trained: Answer, known: Sequence[Finding]
+) -> list[Finding]:
+    """Whether a layer normalizes by the batch, such as batch norm."""
     norms = names_of(step.module, *BATCH_NORMS)
     if norms:
-        findings.append(Finding(BATCH_NORM, f"batch norm ({norms}) normalizes", is_of_ranks))
-        return findings
-    # What is known already, or is no difference on GPUs, would be found again.
-    is_known = loss_finding is not None or trained.is_random
-    if not is_known and not names_of(step.module, nn.SyncBatchNorm):
-        difference = compare_with_parts(step, batch, length, trained, evaluates=False)
-        if difference is not None:
-            seen = "a layer, other than in evaluation, normalizes"
-            findings.append(Finding(BATCH_NORM, seen, is_of_ranks))
-    return findings
+        return [Finding(BATCH_NORM, f"batch norm ({norms}) normalizes", step.is_on_ranks)]
+    # What is known already would be found again, and so would what is synchronized on GPUs.
+    if known or trained.is_random or names_of(step.module, nn.SyncBatchNorm):
+        return []
+    if compare_with_parts(step, batch, length, trained, evaluates=False) is None:
+        return []
+    seen = "a layer, other than in evaluation, normalizes"
+    return [Finding(BATCH_NORM, seen, step.is_on_ranks)]
 
 
-def check_loss(step: Step, batch: Any, length: int, whole: Answer) -> Finding | None:
+def check_loss(step: Step, batch: Any, length: int, whole: Answer) -> list[Finding]:
     """Whether the loss of a batch is another one than that of its parts."""
-    if step.trainer.world_size > 1:
+    if step.is_on_ranks:
         difference = compare_with_parts(step, batch, length, whole)
         if difference is not None:
-            return Finding(LOSS, difference)
+            return [Finding(LOSS, difference)]
     # The batches of a step share nothing, but for the denominator of one mean.
     if is_cut_for_accumulation(step.trainer) and not whole.is_one_mean:
         difference = compare_with_parts(step, batch, length, whole, exchanges=False)
         if difference is not None:
-            return Finding(LOSS, difference, is_of_ranks=False)
-    return None
+            return [Finding(LOSS, difference, is_of_ranks=False)]
+    return []
 
 
 def check_state(step: Step, batch: Any, length: int, whole: Answer) -> list[Finding]:
@@ -265,7 +266,7 @@ def check_state(step: Step, batch: Any, length: int, whole: Answer) -> list[Find
     """
     ranges = [slice(0, length // 2), slice(length // 2, length)]
     parts = [take(batch, length, chosen) for chosen in ranges]
-    if step.trainer.world_size > 1:
+    if step.is_on_ranks:
         answers = compute_parts(step, parts, evaluates=False, exchanges=True)
         names = find_unequal(step, whole.state, [answer.state for answer in answers], ranges)
         if names:

@@ -90,6 +90,11 @@ class Step:
     is_repeatable: bool = False
     """Whether a step leaves nothing behind that the loss of the next one depends on."""
 
+    @property
+    def is_on_ranks(self) -> bool:
+        """Whether there are several ranks."""
+        return bool(self.trainer.world_size > 1)
+
     def prepare(self) -> None:
         """Let a step log nothing, write nothing and need no GPU, from now on in this process."""
         module = self.module
@@ -143,28 +148,14 @@ class Step:
 
     def _compute(self, batch: Any, evaluates: bool, peers: OtherParts | None) -> Answer:
         module = self.module
-        state = State(module)
-        modes = {part: part.training for part in module.modules()}
-        if evaluates:
-            module.eval()
         if self.is_double:
             module.double()
             batch = apply_to_collection(batch, Tensor, to_double)
-        found: list[Any] = []
-        # With manual optimization the step hands each loss to this method.
-        vars(module)["manual_backward"] = lambda loss, *args, **options: found.append(loss)
-        args = [batch, self.batch_idx]
-        if not is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):
-            args.pop()
+        state = State(module)
         current = losses.begin_batch(peers=peers)
         before = state_of_python()
-        with ConstantNumbers() as numbers:
-            output = module.training_step(*args)
-        for part, mode in modes.items():
-            part.training = mode
-        if module.automatic_optimization:
-            found = [output["loss"] if isinstance(output, Mapping) else output]
-        found = [loss for loss in found if loss is not None]
+        with mode_of(module, evaluates), ConstantNumbers() as numbers:
+            found = self._train_on(batch)
         return Answer(
             [float(loss.detach()) for loss in found],
             peers.own if peers else [],
@@ -172,6 +163,31 @@ class Step:
             len(found) == 1 and losses.is_one_mean(found[0], current.means),
             state.find_changed(),
         )
+
+    def _train_on(self, batch: Any) -> list[Tensor]:
+        """The losses that the step of a batch would minimize."""
+        module = self.module
+        found: list[Any] = []
+        # With manual optimization the step hands each loss to this method.
+        vars(module)["manual_backward"] = lambda loss, *args, **options: found.append(loss)
+        args = [batch, self.batch_idx]
+        if not is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):
+            args.pop()
+        output = module.training_step(*args)
+        if module.automatic_optimization:
+            found = [output["loss"] if isinstance(output, Mapping) else output]
+        return [loss for loss in found if loss is not None]
+
+
+@contextmanager
+def mode_of(module: nn.Module, evaluates: bool) -> Iterator[None]:
+    """Let a module evaluate within this block, or be as it is."""
+    modes = [(part, part.training) for part in module.modules()]
+    if evaluates:
+        module.eval()
+    yield
+    for part, mode in modes:
+        part.training = mode
 
 
 def state_of_python() -> str:
