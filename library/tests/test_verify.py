@@ -12,6 +12,7 @@ from library.tests.programs import environment, until
 from samestep.verify.main import main
 
 SCRIPT = """
+import os
 import sys
 import lightning as L
 import torch
@@ -37,6 +38,8 @@ class Net(L.LightningModule):
     def training_step(self, batch, batch_idx):
         x, y = batch
         losses = (self.net(x) - y).square()
+        if KIND == "time":
+            return losses.mean() * (1 + os.urandom(1)[0])
         if KIND == "rank":
             return losses.mean() * (1 + 1e-6 * self.global_rank)
         return losses.sum() / 8 if KIND == "sum" else losses.mean()
@@ -99,6 +102,24 @@ def test_a_run_that_is_the_same_is_identical_everywhere(
         "2 ranks, SIGTERM": "identical",
     }
     assert code == 0
+
+
+def test_a_run_that_is_not_reproducible_is_found(folder: Path, capsys: pytest.CaptureFixture[str]):
+    code, table = verify(folder, capsys, "time", "--only=undisturbed again")
+    line = table["undisturbed again"]
+    assert (code, line["result"], line["kind"]) == (1, "differs", "loss")
+    assert str(line["hint"]).startswith("two undisturbed runs differ")
+
+
+def test_a_program_that_hangs_is_ended(folder: Path):
+    (folder / "script.py").write_text("import time\ntime.sleep(1000)")
+    command = [sys.executable, "-m", "samestep", "verify", "--timeout-s=1", "--", sys.executable]
+    done = subprocess.run(
+        [*command, "script.py"],
+        cwd=folder, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "error: the command fails undisturbed, it has not ended in time" in done.stderr
 
 
 def test_hidden_state_of_the_data_is_found(folder: Path, capsys: pytest.CaptureFixture[str]):
