@@ -1,6 +1,7 @@
 """A digest of a batch of any kind, to see whether two batches hold the same samples."""
 
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -39,25 +40,11 @@ class BatchDigest:
             self._add_tensor(value)
         elif isinstance(value, np.ndarray):
             self._add_array(value)
-        elif isinstance(value, list | tuple):
-            # All of a long list, such as one number for each sample, would take too long.
-            for item in value[:: 1 + len(value) // MAX_VALUES]:
-                self._add(item, depth + 1)
-        elif isinstance(value, dict):
-            # Not its own method: a subclass may load its values only when they are asked for.
-            for item in dict.values(value):
-                self._add(item, depth + 1)
         elif isinstance(value, int | float | np.generic):
             self._add_bytes(repr(value).encode())
-        elif not isinstance(value, str | bytes):
-            self._add_attributes(value, depth)
-
-    def _add_attributes(self, value: Any, depth: int) -> None:
-        """Add what an object holds, such as a dataclass or a graph of PyG."""
-        for item in getattr(value, "__dict__", {}).values():
-            self._add(item, depth + 1)
-        for name in getattr(type(value), "__slots__", ()):
-            self._add(getattr(value, name, None), depth + 1)
+        else:
+            for item in items_of(value):
+                self._add(item, depth + 1)
 
     def _add_tensor(self, tensor: Tensor) -> None:
         if not tensor.is_cpu or tensor.layout is not torch.strided:
@@ -80,3 +67,19 @@ class BatchDigest:
 
     def _add_bytes(self, content: bytes) -> None:
         self.checksum = zlib.crc32(content, self.checksum) or 1
+
+
+def items_of(value: Any) -> Iterable[Any]:
+    """What a list, a dict or an object holds, such as a dataclass or a graph of PyG."""
+    if isinstance(value, list | tuple):
+        # All of a long list, such as one number for each sample, would take too long.
+        return value[:: 1 + len(value) // MAX_VALUES]
+    if isinstance(value, dict):
+        # Not its own method: a subclass may load its values only when they are asked for.
+        return dict.values(value)
+    if isinstance(value, str | bytes):
+        return []
+    items = [*getattr(value, "__dict__", {}).values()]
+    for name in getattr(type(value), "__slots__", ()):
+        items.append(getattr(value, name, None))
+    return items

@@ -179,21 +179,26 @@ class Receipts(L.Callback):
         # Without a checkpoint the run starts over, and may do so with other weights.
         if found is not None and trainer.ckpt_path is not None:
             before, known = found
-            kept = [receipt for receipt in known if receipt.place >= place]
-            # They were measured after each epoch, so a later one may have had other slices.
-            if self.has_auto_shares:
-                kept = [receipt for receipt in kept if receipt.epoch == place[0]]
+            repeated = self._choose_repeated(known, place)
+            has_same_machine = facts.machine == before.machine
             change = facts.find_change(before)
-            if kept and change:
+            if repeated and change:
                 self._record(trainer, {"result": receipts.NOT_COMPARED, "note": change})
-                kept = []
-            elif kept:
-                has_same_machine = facts.machine == before.machine
-                self._comparison = Comparison(kept, tolerance_of(trainer, has_same_machine))
-                # For a later process they would be receipts of this machine.
-                if not has_same_machine:
-                    kept = []
+            elif repeated:
+                self._comparison = Comparison(repeated, tolerance_of(trainer, has_same_machine))
+                # For a later process those of another machine would be receipts of this one.
+                kept = repeated if has_same_machine else []
         self._journal = Journal(path, facts, kept)
+
+    def _choose_repeated(self, known: list[Receipt], place: receipts.Place) -> list[Receipt]:
+        """The receipts of the batches that may be repeated, when the run continues at a place."""
+        repeated = []
+        for receipt in known:
+            # Ranks are measured after each epoch, so in a later one they may have other slices.
+            is_comparable = receipt.epoch == place[0] or not self.has_auto_shares
+            if receipt.place >= place and is_comparable:
+                repeated.append(receipt)
+        return repeated
 
     def _pause_since(self, start: float) -> None:
         """Let what has begun then, and ends now, take a small part of the time only."""
@@ -347,24 +352,36 @@ def json_checksum(texts: dict[str, str]) -> int:
 
 def tolerance_of(trainer: L.Trainer, has_same_machine: bool) -> float:
     """The relative difference that rounding may make in a loss; 0 where bits must be equal."""
-    on_cpu = trainer.strategy.root_device.type == "cpu"
+    if has_same_machine and gives_equal_bits(trainer):
+        return 0.0
+    tolerance = TOLERANCES[kind_of_rounding(trainer)]
+    # Another order of additions is one thing, other kernels with other products another.
+    return tolerance if has_same_machine else OTHER_MACHINE * tolerance
+
+
+def gives_equal_bits(trainer: L.Trainer) -> bool:
+    """Whether this machine computes the same step twice."""
     is_deterministic = (
         torch.are_deterministic_algorithms_enabled()
         and not torch.is_deterministic_algorithms_warn_only_enabled()
     )
+    if trainer.strategy.root_device.type != "cpu":
+        # cuDNN's benchmark times several kernels, and may choose others in each process.
+        return is_deterministic and not torch.backends.cudnn.benchmark
     # Threads add in any order where an index occurs twice, as in the gradient of `x[index]`.
-    has_one_order = on_cpu and torch.get_num_threads() == 1 and trainer.world_size <= EXACT_RANKS
-    if has_same_machine and (is_deterministic or has_one_order):
-        return 0.0
+    has_one_order = torch.get_num_threads() == 1 and trainer.world_size <= EXACT_RANKS
+    return is_deterministic or has_one_order
+
+
+def kind_of_rounding(trainer: L.Trainer) -> str:
+    """The key in ``TOLERANCES``."""
     precision = str(trainer.precision)
-    kind = "32"
     if precision.startswith("64"):
-        kind = "64"
-    elif "bf16" in precision:
-        kind = "bf16"
+        return "64"
+    if "bf16" in precision:
+        return "bf16"
     # Convolutions of 32 bits on a GPU multiply as TF32 by default, with the fraction of 16 bits.
-    elif "16" in precision or not on_cpu:
-        kind = "16"
-    tolerance = TOLERANCES[kind]
-    # Another order of additions is one thing, other kernels with other products another.
-    return tolerance if has_same_machine else OTHER_MACHINE * tolerance
+    is_on_cpu = trainer.strategy.root_device.type == "cpu"
+    if "16" in precision or not is_on_cpu:
+        return "16"
+    return "32"

@@ -25,10 +25,9 @@ log = logging.getLogger(__name__)
 
 FILE = "receipts.bin"
 FORMAT = 1
-CONTENT = struct.Struct("<IIIBdd")
+CONTENT = struct.Struct("<III??dd")
 CHECKSUM = struct.Struct("<I")
 SIZE = CONTENT.size + CHECKSUM.size
-HAS_LOSS, HAS_GRADIENT = 1, 2  # flags: any number can be a loss, nan too
 MAX_BYTES = 2**22  # of a file, beside what was trained on since the last but one checkpoint
 
 GROWTH = 2.0  # how much a rounding error grows from one batch to the next
@@ -186,9 +185,7 @@ class Comparison:
         self._tolerance = min(tolerance, MAX_TOLERANCE)
         self._has_rounded = False
         # A loss may be a small difference of large terms, whose rounding errors are larger.
-        known = [abs(r.loss) for r in self.left.values() if r.loss is not None]
-        finite = [loss for loss in known if math.isfinite(loss)]
-        self._typical = math.fsum(finite) / len(finite) if finite else 0.0
+        self._typical = mean_size(receipt.loss for receipt in self.left.values())
 
     @property
     def is_over(self) -> bool:
@@ -233,23 +230,25 @@ class Comparison:
         knows_samples = bool(before.samples and now.samples)
         has_other_samples = knows_samples and before.samples != now.samples
         if before.loss is None or now.loss is None:
+            # Only the samples can tell.
             return OTHER_SAMPLES if has_other_samples else ""
-        has_same_loss = is_same(before.loss, now.loss)
         # Memory that no sample fills, as in padded batches, may hold other bytes each time: where
         # loss and gradient are the same, so is all that matters of a batch.
-        if has_same_loss and is_same(before.gradient, now.gradient):
-            self._grow()
-            return ""
-        if not has_other_samples and self._is_rounding(before.loss, now.loss):
+        has_same_loss = is_same(before.loss, now.loss)
+        is_equal = has_same_loss and is_same(before.gradient, now.gradient)
+        if is_equal or (not has_other_samples and self._is_rounding(before.loss, now.loss)):
             self._grow()
             return ""
         if has_other_samples:
             return OTHER_SAMPLES
-        samples = "on the same samples " if knows_samples else ""
-        if has_same_loss:
-            return f"{samples}with the same loss and another gradient: {LOST}"
-        old, new = show_both(before.loss, now.loss)
-        return f"{samples}with another loss, {new} instead of {old}: {LOST}"
+        what = "with the same loss and another gradient"
+        if not has_same_loss:
+            old, new = show_both(before.loss, now.loss)
+            what = f"with another loss, {new} instead of {old}"
+        # They are unknown if a GPU made them.
+        if knows_samples:
+            what = f"on the same samples {what}"
+        return f"{what}: {LOST}"
 
     def _is_rounding(self, before: float, now: float) -> bool:
         """Whether rounding explains this difference of a loss.
@@ -282,6 +281,15 @@ OTHER_SAMPLES = (
 )
 
 
+def mean_size(losses: Iterable[float | None]) -> float:
+    """The mean of their absolute values, where they are known and finite; 0 if none is."""
+    sizes = []
+    for loss in losses:
+        if loss is not None and math.isfinite(loss):
+            sizes.append(abs(loss))
+    return math.fsum(sizes) / max(1, len(sizes))
+
+
 def is_same(before: float | None, now: float | None) -> bool:
     """Whether two numbers are the same; nan is the same as nan, and the unknown as anything."""
     if before is None or now is None or before == now:
@@ -301,16 +309,9 @@ def show_both(before: float, now: float) -> tuple[str, str]:
 def encode(receipt: Content) -> bytes:
     """The bytes of a receipt."""
     epoch, batch, samples, loss, gradient = receipt
-    flags = 0
-    if loss is None:
-        loss = 0.0
-    else:
-        flags |= HAS_LOSS
-    if gradient is None:
-        gradient = 0.0
-    else:
-        flags |= HAS_GRADIENT
-    content = CONTENT.pack(epoch, batch, samples, flags, loss, gradient)
+    # Not nan for what is unknown: a loss can be nan.
+    known = loss is not None, gradient is not None
+    content = CONTENT.pack(epoch, batch, samples, *known, loss or 0.0, gradient or 0.0)
     return content + CHECKSUM.pack(zlib.crc32(content))
 
 
@@ -323,10 +324,13 @@ def decode(content: bytes) -> list[Receipt]:
         if zlib.crc32(own) != checksum:
             log.info("%s is damaged after %d bytes; the rest is not compared", FILE, start)
             break
-        epoch, batch, samples, flags, loss, gradient = CONTENT.unpack(own)
-        known_loss = loss if flags & HAS_LOSS else None
-        known_gradient = gradient if flags & HAS_GRADIENT else None
-        found.append(Receipt(epoch, batch, samples, known_loss, known_gradient))
+        epoch, batch, samples, knows_loss, knows_gradient, loss, gradient = CONTENT.unpack(own)
+        receipt = Receipt(epoch, batch, samples, loss, gradient)
+        if not knows_loss:
+            receipt = receipt._replace(loss=None)
+        if not knows_gradient:
+            receipt = receipt._replace(gradient=None)
+        found.append(receipt)
     return found
 
 
@@ -355,6 +359,7 @@ def code_checksums() -> dict[str, int]:
     """
     script = getattr(sys.modules["__main__"], "__file__", None) or "."
     places = f"{Path.cwd()}/", f"{Path(script).absolute().parent}/"
+    installed = sys.prefix, sys.base_prefix
     checksums = {}
     for name, module in sorted(sys.modules.items()):
         # Not getattr: some libraries import what is asked of their modules.
@@ -362,7 +367,7 @@ def code_checksums() -> dict[str, int]:
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         # A virtual environment may be in the working directory.
-        if not file.startswith(places) or file.startswith(sys.prefix):
+        if not file.startswith(places) or file.startswith(installed):
             continue
         content = read_bytes(Path(file))
         if content is not None:
