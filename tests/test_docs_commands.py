@@ -32,6 +32,7 @@ WITH_A_RUN = (
 )  # fmt: skip
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"uvx copier ": "tests/test_copies.py",
+    r"samestep verify ": "the tests of the library, test_verify.py; test_verify_of_template.py",
     r"wandb sync ": "the tests of the library, test_loggers.py",
     r"tensorboard --logdir": "tests/project/test_trackers.py, and the library's tests",
     r"-m examples.tables.convert ": "examples/tables/tests/test_writer.py",
@@ -53,6 +54,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
 }
 NOT_COMMANDS = {  # first words of blocks that show something else
     ("README.md", "Run:"), ("README.md", "train.py"), ("README.md", "runs/<run_id>/"),
+    ("README.md", "undisturbed"),
     ("docs/clusters/entrypoint.md", "entrypoint:"),
     ("docs/data.md", "pets/cat/*.jpg"), ("docs/reference.md", "options:"),
 }  # fmt: skip

@@ -1,5 +1,5 @@
 """A matrix of foreign styles: what happens to Lightning code that knows nothing of Samestep.
 
-``styles``: the code, one file per family. ``watcher``: records a run, and interrupts it.
-``matrix``: runs a style through the columns, and judges each. ``__main__``: the command.
+``styles``: the code, one file per family. ``matrix``: runs a style through the experiments of
+``samestep verify``, which judge it. ``__main__``: the command.
 """

@@ -1,6 +1,6 @@
 """Runs the matrix of foreign styles, and writes its table into docs/foreign.md.
 
-python -m labs.foreign                    # every style, into the table; about 8 minutes
+python -m labs.foreign                    # every style, into the table; about 11 minutes
 python -m labs.foreign GAN "batch norm"   # those whose name contains one of these texts; no table
 python -m labs.foreign --jobs 4           # so many programs at once; 2 without it
 python -m labs.foreign --keep DIR         # leave the runs in this new folder

@@ -119,45 +119,41 @@ def split(rank: Rank) -> list[Rank]:
 
 def test_ranks_are_compared_up_to_rounding():
     one = make_rank()
-    assert compare.difference_of_ranks(split(one)) is None
-    assert compare.difference_of_samples(split(one), one) is None
-    assert compare.difference_beyond(split(one), one, FLOAT64) is None
+    assert list(compare.differences_between(split(one))) == []
+    assert list(compare.differences_from_one(split(one), one, FLOAT64)) == []
     for error, is_found in ((1e-13, False), (1e-9, True)):
         ours = split(one)
         summary = summary_of(torch.full((4,), 2.0 + error, dtype=torch.float64), 8)
         change(ours[0], (0, 1), state=state_of(1) | {WEIGHT: summary})
-        found = compare.difference_beyond(ours, one, FLOAT64)
-        assert (found is not None) == is_found
-    assert found is not None
-    assert found.text.startswith("from step 2 (epoch 0, batch 1) in parameter net.weight by 1e-09")
+        found = [*compare.differences_from_one(ours, one, FLOAT64)]
+        assert len(found) == is_found
+    assert found[0].text.startswith(
+        "from step 2 (epoch 0, batch 1) in parameter net.weight by 1e-09"
+    )
 
 
 def test_ranks_that_diverge_or_cut_a_batch_wrongly_have_no_excuse():
     one = make_rank()
     ours = split(one)
     ours[1].final = state_of(7)
-    found = compare.difference_of_ranks(ours)
-    assert found is not None
+    found = next(compare.differences_between(ours))
     assert found.is_inexcusable
     assert "rank 1 differs from rank 0 at the end of training in parameter" in found.text
     ours = split(one)
     change(ours[1], (0, 0), rows=[])
-    found = compare.difference_of_samples(ours, one)
-    assert found is not None
+    found = next(compare.differences_from_one(ours, one, FLOAT64))
     assert (found.kind, found.is_inexcusable) == ("slice", True)
     ours = split(one)
     change(ours[1], (0, 0), rows=[7])
-    found = compare.difference_of_samples(ours, one)
-    assert found is not None
+    found = next(compare.differences_from_one(ours, one, FLOAT64))
     assert (found.kind, found.is_inexcusable) == ("samples", False)
 
 
 def test_an_element_that_is_not_among_the_values_is_seen():
     own, other = torch.zeros(1000), torch.zeros(1000)
     own[501] = 0.5
-    states = [records.read_state({WEIGHT: summary_of(tensor, 8)}) for tensor in (own, other)]
-    found = compare.difference_of_states(*states)
-    assert found is not None
+    states = [{WEIGHT: summary_of(tensor, 8)} for tensor in (own, other)]
+    (found,) = compare.differences_of_states(*states)
     assert found.amount == 0.5
 
 

@@ -149,7 +149,7 @@ OF_TRAINER = {
     "trainer.deterministic": NULL | BOOL | one_of("warn"),
     # Ours: ``batch_size`` of ordinary DataLoaders counts all ranks, and notes that are not printed.
     "trainer.split_batches": BOOL,
-    "trainer.allow": each(one_of("loss", "random_numbers", "batch_norm")),
+    "trainer.allow": each(one_of("loss", "random_numbers", "batch_norm", "state")),
     # Lightning's other flags. They are rarely needed, and therefore not in configs/trainer.
     "trainer.min_steps": NULL | whole(1),
     "trainer.gradient_clip_algorithm": NULL | one_of("norm", "value"),

@@ -7,19 +7,24 @@ numbers in another order than one rank, so their weights may differ by rounding:
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from samestep.run.metrics import is_result, read_final_metrics, read_history
 from samestep.verify import records
-from samestep.verify.records import Batch, Place, Rank, State, Summaries, Summary
+from samestep.verify.records import Batch, Place, Rank, Summaries, Summary
 
 MEASURED = re.compile(r"time/.*|system/.*|.*_per_second|DeviceStatsMonitor.*")
 """Columns of metrics.csv that no two runs have alike."""
 PARAMETERS = ("parameter",)
 WEIGHTS = ("parameter", "buffer")
 """Kinds of what a model ends with."""
+# A setting such as lr changes the parameters of the same step, and these the buffers.
+CAUSES = ("setting", "parameter", "buffer", "unsaved-buffer", "optimizer-state")
+"""Kinds of what an optimizer step changes: the cause before what follows from it."""
+
+IsSame = Callable[[float | None, float | None], bool]
 
 
 class Difference(NamedTuple):
@@ -31,12 +36,19 @@ class Difference(NamedTuple):
     one run) or ``slice``."""
     text: str
     step: int | None = None
-    amount: float | None = None
+    amount: float = 0.0
+
+    def within(self, where: str, step: int | None = None) -> "Difference":
+        """The same difference, and where it was found."""
+        return self._replace(text=f"{where} {self.text}", step=step)
 
     @property
     def is_inexcusable(self) -> bool:
         """Whether no note can explain it: a batch was cut wrongly, or the ranks have diverged."""
         return self.kind in ("ranks", "slice")
+
+
+NONE = Difference("", "", amount=-1.0)
 
 
 class Tolerance(NamedTuple):
@@ -69,9 +81,10 @@ class Tolerance(NamedTuple):
 
     def is_near(self, value: float | None, expected: float | None) -> bool:
         """Whether two numbers, of which one may be missing, differ by rounding only."""
-        if value is None or expected is None or are_equal(value, expected):
-            return are_equal(value, expected)
-        return self.allows(distance(value, expected), abs(expected))
+        if are_equal(value, expected):
+            return True
+        # The distance to a number that is missing is infinite.
+        return self.allows(distance(value, expected), abs(expected or 0.0))
 
 
 EXACT = Tolerance(0.0, 0.0)
@@ -82,14 +95,21 @@ TOLERANCES = {"64-true": FLOAT64, "32-true": FLOAT32}
 """By the precision of a run; 16 bits have the other one."""
 
 
-def number(value: float) -> str:
-    """A difference, as it is printed."""
-    return f"{value:.2g}"
+def first_of(differences: Iterator[Difference]) -> Difference | None:
+    """The first one; None if there is none."""
+    # What follows is not even computed: after one difference all steps differ.
+    return next(differences, None)
 
 
 def place_of(step: int, place: Place) -> str:
     """Where it was, as it is printed."""
     return f"from step {step + 1} (epoch {place[0]}, batch {place[1]})"
+
+
+def only_in_one(key: object, own: Collection[object], what: str) -> str:
+    """What is printed where only one of two runs has something."""
+    has = "has an additional" if key in own else "has no"
+    return f"it {has} {what}"
 
 
 # -- Interrupted and undisturbed -------------------------------------------------------------------
@@ -108,91 +128,97 @@ def first_difference(
     """
     if len(ours) != len(theirs):
         return Difference("length", f"{len(ours)} ranks have trained, and not {len(theirs)}")
-    found = []
-    for rank, (own, other) in enumerate(zip(ours, theirs, strict=True)):
-        difference = difference_of_batches(own, other)
-        if difference is not None and len(ours) > 1:
-            difference = difference._replace(text=f"{difference.text}, on rank {rank}")
-        if difference is not None:
-            found.append(difference)
-    if found:
-        return min(found, key=lambda difference: difference.step or 0)
-    for own, other in zip(ours, theirs, strict=True):
-        difference = difference_of_evaluations(own, other, are_equal)
-        difference = difference or difference_of_final(own, other)
-        if difference is not None:
-            return difference
-    return difference_of_files(run_dir, other_dir)
+    return first_of(all_differences(ours, theirs, run_dir, other_dir))
 
 
-def difference_of_batches(own: Rank, other: Rank) -> Difference | None:
-    """The first batch that differs, and in what."""
-    for place in sorted(own.batches.keys() | other.batches.keys()):
-        difference = missing_batch(own, other, place)
-        difference = difference or difference_of_batch(
-            own.batches[place], other.batches[place], place
-        )
-        if difference is not None:
-            return difference
-    return None
+def all_differences(
+    ours: Sequence[Rank], theirs: Sequence[Rank], run_dir: Path, other_dir: Path
+) -> Iterator[Difference]:
+    """The differences of two runs: first the steps, because all else follows from them."""
+    pairs = list(zip(ours, theirs, strict=True))
+    yield from differences_of_batches(pairs)
+    for own, other in pairs:
+        yield from differences_of_evaluations(own, other, are_equal)
+        for found in differences_of_states(own.final, other.final):
+            yield found.within("at the end of training in")
+    yield from differences_of_rows(run_dir, other_dir)
+    yield from differences_of_results(run_dir, other_dir, EXACT)
 
 
-def missing_batch(own: Rank, other: Rank, place: Place) -> Difference | None:
-    """Whether only one of two runs has trained on this batch."""
+def differences_of_batches(pairs: Sequence[tuple[Rank, Rank]]) -> Iterator[Difference]:
+    """The batches that differ, and in what, in the order in which they were trained on."""
+    places = set[Place]()
+    for own, other in pairs:
+        places |= own.batches.keys() | other.batches.keys()
+    # All ranks at one place, before the next one: the first rank that differs infects the others.
+    for place in sorted(places):
+        for rank, (own, other) in enumerate(pairs):
+            for found in differences_at(place, own, other):
+                suffix = f", on rank {rank}" if len(pairs) > 1 else ""
+                yield found._replace(text=found.text + suffix)
+
+
+def differences_at(place: Place, own: Rank, other: Rank) -> Iterator[Difference]:
+    """In what one rank of two runs differs at one batch."""
     if place in own.batches and place in other.batches:
-        return None
-    epoch, batch = place
-    has = "has no" if place not in own.batches else "has an additional"
-    step = (own.batches.get(place) or other.batches[place]).step
-    return Difference("length", f"it {has} batch {batch} in epoch {epoch}", step)
+        yield from differences_of_batch(own.batches[place], other.batches[place], place)
+        return
+    known = own.batches | other.batches
+    if place in known:
+        text = only_in_one(place, own.batches, f"batch {place[1]} in epoch {place[0]}")
+        yield Difference("length", text, known[place].step)
 
 
-def difference_of_batch(own: Batch, other: Batch, place: Place) -> Difference | None:
+def differences_of_batch(own: Batch, other: Batch, place: Place) -> Iterator[Difference]:
     """In what two runs differ at one batch: the cause comes before what follows from it."""
     where = place_of(own.step, place)
     if own.step != other.step:
         text = f"{where}: it has made {own.step} optimizer steps before, and not {other.step}"
-        return Difference("length", text, own.step)
+        yield Difference("length", text, own.step)
     if own.rows != other.rows:
-        return Difference("samples", f"{where} in {count_others(own, other)}", own.step)
+        yield Difference("samples", count_others(own.rows, other.rows)).within(where, own.step)
     if not are_equal(own.loss, other.loss):
         amount = distance(own.loss, other.loss)
-        return Difference("loss", f"{where} in the loss by {number(amount)}", own.step, amount)
-    if own.state == other.state:
-        return None
-    changed = difference_of_states(
-        records.read_state(own.state or {}), records.read_state(other.state or {})
-    )
-    return changed and changed._replace(text=f"{where} in {changed.text}", step=own.step)
+        yield Difference("loss", f"{where} in the loss by {amount:.2g}", own.step, amount)
+    for found in differences_of_states(own.state, other.state):
+        yield found.within(f"{where} in", own.step)
 
 
-def count_others(own: Batch, other: Batch) -> str:
-    """How many samples differ."""
-    others = sum((Counter(own.rows) - Counter(other.rows)).values())
-    if not others and len(own.rows) == len(other.rows):
-        return "the order of the samples"
-    rows = max(len(own.rows), len(other.rows))
-    return f"the samples: {others or rows - len(other.rows)} of {rows} rows"
+def count_others(rows: Sequence[int], expected: Sequence[int]) -> str:
+    """How many samples differ, as it is printed."""
+    if sorted(rows) == sorted(expected):
+        return "in the order of the samples"
+    # Either may have samples that the other lacks: an epoch that was cut has fewer.
+    additional = (Counter(rows) - Counter(expected)).total()
+    missing = (Counter(expected) - Counter(rows)).total()
+    return f"in the samples: {max(additional, missing)} of {max(len(rows), len(expected))} rows"
 
 
-def difference_of_states(own: State, other: State) -> Difference | None:
-    """The tensor that differs most, of the first kind that differs."""
-    if own.keys() != other.keys():
-        name = sorted(own.keys() ^ other.keys())[0]
-        return Difference(kind_of(name), f"whether there is {name}")
+def differences_of_states(own: Summaries | None, other: Summaries | None) -> Iterator[Difference]:
+    """Of each kind the tensor that differs most, the kind that is the cause first."""
+    # Most are equal, and need not be decoded.
+    if own == other:
+        return
+    ours, theirs = records.read_state(own), records.read_state(other)
+    for name in sorted(ours.keys() ^ theirs.keys()):
+        yield Difference(kind_of(name), f"whether there is {name}")
     worst: dict[str, Difference] = {}
-    for name in own:
-        if own[name].checksum == other[name].checksum:
-            continue
-        amount = distance_of(own[name], other[name])
-        kind = kind_of(name)
-        if kind not in worst or amount > (worst[kind].amount or 0):
-            worst[kind] = Difference(kind, f"{name} by {number(amount)}", amount=amount)
-    # A setting such as lr changes the parameters of the same step, and these the buffers.
-    for kind in ("setting", "parameter", "buffer", "unsaved-buffer", "optimizer-state"):
+    for name in ours.keys() & theirs.keys():
+        found = difference_of_tensor(name, ours[name], theirs[name])
+        known = worst.get(kind_of(name), NONE)
+        if found is not None and found.amount > known.amount:
+            worst[found.kind] = found
+    for kind in CAUSES:
         if kind in worst:
-            return worst[kind]
-    return None
+            yield worst[kind]
+
+
+def difference_of_tensor(name: str, own: Summary, other: Summary) -> Difference | None:
+    """How far a tensor is from what it was in another run; None if it is equal to the last bit."""
+    if own.checksum == other.checksum:
+        return None
+    amount = distance_of(own, other)
+    return Difference(kind_of(name), f"{name} by {amount:.2g}", amount=amount)
 
 
 def kind_of(name: str) -> str:
@@ -204,81 +230,62 @@ def distance_of(own: Summary, other: Summary) -> float:
     """The largest difference among the values, or where they are equal, that of the sums."""
     if len(own.values) != len(other.values):
         return math.inf
-    largest = 0.0
-    for value, expected in zip(own.values, other.values, strict=True):
-        if not are_equal(value, expected):
-            largest = max(largest, distance(value, expected))
-    # The element that differs is not among the values.
-    return largest or abs(own.sum - other.sum)
+    largest = max(map(distance, own.values, other.values), default=0.0)
+    # The element that differs may not be among the values.
+    return largest or distance(own.sum, other.sum)
 
 
 def distance(own: float | None, other: float | None) -> float:
     """How far two numbers are apart; infinite if one of them is missing or not finite."""
+    if are_equal(own, other):
+        return 0.0
     if own is None or other is None:
-        return 0.0 if own is other else math.inf
+        return math.inf
     difference = abs(own - other)
     return math.inf if math.isnan(difference) else difference
 
 
 def are_equal(own: float | None, other: float | None) -> bool:
     """Whether two numbers are the same, or neither is a number."""
-    if own is None or other is None:
-        return own is other
-    return own == other or (math.isnan(own) and math.isnan(other))
+    # As text: a nan is not equal to itself, and 0.0 differs from -0.0 in a bit.
+    return repr(own) == repr(other)
 
 
-def difference_of_evaluations(
-    own: Rank, other: Rank, is_same: Callable[[float | None, float | None], bool]
-) -> Difference | None:
-    """The first metric of a validation or test that differs."""
+def differences_of_evaluations(own: Rank, other: Rank, is_same: IsSame) -> Iterator[Difference]:
+    """The metrics of validations and tests that differ."""
     for key in sorted(own.evaluations.keys() | other.evaluations.keys()):
-        stage, epoch, step = key
-        where = "in the test" if stage == "test" else f"in the {stage} after step {step}"
-        if key not in own.evaluations or key not in other.evaluations:
-            has = "has no" if key not in own.evaluations else "has an additional"
-            text = f"it {has} {stage} after step {step} in epoch {epoch}"
-            return Difference("metric", text, step)
-        difference = difference_of_metrics(own.evaluations[key], other.evaluations[key], is_same)
-        if difference is not None:
-            return difference._replace(text=f"{where} {difference.text}", step=step)
-    return None
+        stage, _, step = key
+        where = f"in the {stage} after step {step}"
+        if key in own.evaluations and key in other.evaluations:
+            metrics = own.evaluations[key], other.evaluations[key]
+            for found in differences_of_metrics(*metrics, is_same):
+                yield found.within(where, step)
+        else:
+            text = only_in_one(key, own.evaluations, f"{stage} after step {step}")
+            yield Difference("metric", text, step)
 
 
-def difference_of_metrics(
-    own: Mapping[str, float], other: Mapping[str, float],
-    is_same: Callable[[float | None, float | None], bool],
-) -> Difference | None:  # fmt: skip
-    """The first metric that differs."""
+def differences_of_metrics(
+    own: Mapping[str, float], other: Mapping[str, float], is_same: IsSame
+) -> Iterator[Difference]:
+    """The metrics that differ."""
     for name in sorted(own.keys() | other.keys()):
         value, expected = own.get(name), other.get(name)
         if not is_same(value, expected):
             amount = distance(value, expected)
-            return Difference("metric", f"in {name} by {number(amount)}", amount=amount)
-    return None
+            yield Difference("metric", f"in {name} by {amount:.2g}", amount=amount)
 
 
-def difference_of_final(own: Rank, other: Rank) -> Difference | None:
-    """Whether two runs end with the same weights."""
-    if own.final == other.final:
-        return None
-    found = difference_of_states(
-        records.read_state(own.final or {}), records.read_state(other.final or {})
-    )
-    return found and found._replace(text=f"at the end of training in {found.text}")
-
-
-def difference_of_files(run_dir: Path, other_dir: Path) -> Difference | None:
-    """The first row of metrics.csv, or final metric, that differs."""
+def differences_of_rows(run_dir: Path, other_dir: Path) -> Iterator[Difference]:
+    """The rows of metrics.csv that differ."""
     ours, theirs = rows_of(run_dir), rows_of(other_dir)
     for step in sorted(ours.keys() | theirs.keys()):
-        if step not in ours or step not in theirs:
-            has = "has no" if step not in ours else "has an additional"
-            return Difference("row", f"metrics.csv {has} row of step {step}", step)
-        found = difference_of_metrics(ours[step], theirs[step], are_equal)
-        if found is not None:
-            text = f"metrics.csv, row of step {step}: {found.text}"
-            return Difference("row", text, step, found.amount)
-    return difference_of_results(run_dir, other_dir, EXACT)
+        where = f"metrics.csv, row of step {step}:"
+        if step in ours and step in theirs:
+            for found in differences_of_metrics(ours[step], theirs[step], are_equal):
+                yield found.within(where, step)._replace(kind="row")
+        else:
+            yield Difference("row", only_in_one(step, ours, f"row of step {step}"), step)
 
 
 def rows_of(run_dir: Path) -> dict[int, dict[str, float]]:
@@ -290,7 +297,16 @@ def rows_of(run_dir: Path) -> dict[int, dict[str, float]]:
     return rows
 
 
-def finals_of(run_dir: Path) -> dict[str, float]:
+def differences_of_results(
+    run_dir: Path, other_dir: Path, tolerance: Tolerance
+) -> Iterator[Difference]:
+    """The final metrics that differ by more than rounding."""
+    ours, theirs = results_of(run_dir), results_of(other_dir)
+    for found in differences_of_metrics(ours, theirs, tolerance.is_near):
+        yield found.within("metrics.json:")
+
+
+def results_of(run_dir: Path) -> dict[str, float]:
     """The final metrics of a run that are about what was learned."""
     metrics = read_final_metrics(run_dir) or {}
     return {name: value for name, value in metrics.items() if is_result(name)}
@@ -299,105 +315,88 @@ def finals_of(run_dir: Path) -> dict[str, float]:
 # -- Ranks -----------------------------------------------------------------------------------------
 
 
-def difference_of_ranks(ranks: Sequence[Rank]) -> Difference | None:
-    """Whether the ranks of one run have diverged: other weights, or other metrics."""
-    for number_of_rank, rank in enumerate(ranks[1:], 1):
-        between = f"rank {number_of_rank} differs from rank 0"
-        final = select(rank.final, WEIGHTS)
-        of_zero = select(ranks[0].final, WEIGHTS)
-        if final != of_zero:
-            found = difference_of_states(records.read_state(final), records.read_state(of_zero))
-            what = found.text if found is not None else "its weights"
-            return Difference("ranks", f"{between} at the end of training in {what}")
-        found = difference_of_evaluations(rank, ranks[0], are_equal)
-        if found is not None:
-            return Difference("ranks", f"{between} {found.text}", found.step, found.amount)
-    return None
+def differences_between(ranks: Sequence[Rank]) -> Iterator[Difference]:
+    """Where the ranks of one run have diverged: other weights, or other metrics."""
+    zero = ranks[0]
+    for number, rank in enumerate(ranks[1:], 1):
+        between = f"rank {number} differs from rank 0"
+        # What a checkpoint does not hold may differ: state that each rank has for itself.
+        weights = select(rank.final, WEIGHTS), select(zero.final, WEIGHTS)
+        for found in differences_of_states(*weights):
+            yield found.within(f"{between} at the end of training in")._replace(kind="ranks")
+        for found in differences_of_evaluations(rank, zero, are_equal):
+            yield found.within(between, found.step)._replace(kind="ranks")
 
 
-def select(state: Summaries | None, kinds: Sequence[str]) -> Summaries:
+def select(state: Summaries | None, kinds: Collection[str]) -> Summaries:
     """The entries of a state that are of these kinds."""
-    return {name: value for name, value in (state or {}).items() if kind_of(name) in kinds}
+    if state is None:
+        return {}
+    return {name: state[name] for name in state if kind_of(name) in kinds}
 
 
-def difference_of_samples(ours: Sequence[Rank], one: Rank) -> Difference | None:
-    """The first step in which all ranks together see other samples than one rank."""
-    places = sorted(one.batches.keys() | ours[0].batches.keys())
-    for place in places:
-        rows = sorted(row for rank in ours if place in rank.batches for row in rows_at(rank, place))
-        expected = sorted(rows_at(one, place)) if place in one.batches else []
-        if rows == expected:
-            continue
-        known = one.batches.get(place) or ours[0].batches[place]
-        where = place_of(known.step, place)
-        # A DataLoader has a batch for each rank, so a step has as many samples, or as many for each
-        # rank. Any other number means that a batch was cut wrongly. The last one may be short.
-        is_cut = place == places[0] and len(rows) not in (len(expected), len(ours) * len(expected))
-        if is_cut:
-            text = f"{where}: the ranks have {len(rows)} rows together, and one has {len(expected)}"
-            return Difference("slice", text, known.step)
-        others = sum((Counter(rows) - Counter(expected)).values())
-        text = f"{where} in the samples: {others} of {len(rows)} rows"
-        return Difference("samples", text, known.step)
-    return None
-
-
-def rows_at(rank: Rank, place: Place) -> list[int]:
-    """The samples that a rank saw in one batch."""
-    return rank.batches[place].rows
-
-
-def difference_beyond(ours: Sequence[Rank], one: Rank, tolerance: Tolerance) -> Difference | None:
-    """Where several ranks differ from one rank by more than rounding, with the same samples.
+def differences_from_one(
+    ours: Sequence[Rank], one: Rank, tolerance: Tolerance
+) -> Iterator[Difference]:
+    """Where several ranks differ from one rank by more than rounding, the samples first.
 
     The losses are not compared: each rank has that of its slice. Buffers are compared at the end
     only: each rank changes them by its own samples until their mean is taken.
     """
-    for place in sorted(one.batches.keys() & ours[0].batches.keys()):
-        own, other = ours[0].batches[place], one.batches[place]
-        found = difference_of_weights(
-            select(own.state, PARAMETERS),
-            select(other.state, PARAMETERS),
-            tolerance.after(other.step + 1),
-        )
-        if found is not None:
-            where = place_of(other.step, place)
-            return found._replace(text=f"{where} in {found.text}", step=other.step)
+    yield from differences_of_samples(ours, one)
+    zero = ours[0]
+    for place in sorted(one.batches.keys() & zero.batches.keys()):
+        step = one.batches[place].step
+        own = select(zero.batches[place].state, PARAMETERS)
+        other = select(one.batches[place].state, PARAMETERS)
+        for found in differences_of_weights(own, other, tolerance.after(step + 1)):
+            yield found.within(f"{place_of(step, place)} in", step)
     at_end = tolerance.after(len(one.batches))
-    found = difference_of_weights(
-        select(ours[0].final, WEIGHTS), select(one.final, WEIGHTS), at_end
-    )
-    if found is not None:
-        return found._replace(text=f"at the end of training in {found.text}")
-    return difference_of_evaluations(ours[0], one, at_end.is_near)
+    weights = select(zero.final, WEIGHTS), select(one.final, WEIGHTS)
+    for found in differences_of_weights(*weights, at_end):
+        yield found.within("at the end of training in")
+    yield from differences_of_evaluations(zero, one, at_end.is_near)
 
 
-def difference_of_results(
-    run_dir: Path, other_dir: Path, tolerance: Tolerance
-) -> Difference | None:
-    """The final metric that differs by more than rounding."""
-    found = difference_of_metrics(finals_of(run_dir), finals_of(other_dir), tolerance.is_near)
-    return found and found._replace(text=f"metrics.json: {found.text}")
+def differences_of_samples(ours: Sequence[Rank], one: Rank) -> Iterator[Difference]:
+    """The steps in which all ranks together see other samples than one rank."""
+    places = sorted(one.batches.keys() | ours[0].batches.keys())
+    for place in places:
+        rows: list[int] = []
+        for rank in ours:
+            rows += rank.rows_at(place)
+        expected = one.rows_at(place)
+        # In any order: each rank has a slice.
+        if sorted(rows) == sorted(expected):
+            continue
+        step = (ours[0].batches | one.batches)[place].step
+        # A DataLoader has a batch for each rank, so a step has as many samples, or as many for each
+        # rank. Any other number means that a batch was cut wrongly. The last one may be short.
+        is_cut = len(rows) not in (len(expected), len(ours) * len(expected))
+        kind = "slice" if is_cut and place == places[0] else "samples"
+        found = Difference(kind, count_others(rows, expected))
+        yield found.within(place_of(step, place), step)
 
 
-def difference_of_weights(
+def differences_of_weights(
     own: Summaries, other: Summaries, tolerance: Tolerance
-) -> Difference | None:
-    """The tensor that exceeds the tolerance most."""
+) -> Iterator[Difference]:
+    """The tensors that differ by more than rounding, the one that differs most first."""
     ours, theirs = records.read_state(own), records.read_state(other)
     for name in sorted(ours.keys() ^ theirs.keys()):
-        return Difference(kind_of(name), f"whether there is {name}")
-    beyond = [*exceeding(ours, theirs, tolerance)]
-    return max(beyond, key=lambda found: found.amount or 0.0, default=None)
+        yield Difference(kind_of(name), f"whether there is {name}")
+    beyond = []
+    for name in ours.keys() & theirs.keys():
+        found = difference_of_tensor(name, ours[name], theirs[name])
+        if found is not None and not is_rounding(ours[name], theirs[name], tolerance):
+            beyond.append(found)
+    yield from sorted(beyond, key=lambda found: -found.amount)
 
 
-def exceeding(ours: State, theirs: State, tolerance: Tolerance) -> Iterator[Difference]:
-    """Each tensor that differs by more than rounding."""
-    for name, own in ours.items():
-        other = theirs[name]
-        amount = distance_of(own, other)
-        scale = max(map(abs, other.values), default=0.0)
-        is_near = tolerance.allows(amount, scale)
-        is_near &= tolerance.allows(abs(own.sum - other.sum), other.absolute_sum)
-        if own.checksum != other.checksum and not is_near:
-            yield Difference(kind_of(name), f"{name} by {number(amount)}", amount=amount)
+def is_rounding(own: Summary, other: Summary, tolerance: Tolerance) -> bool:
+    """Whether a tensor differs by no more than rounding."""
+    scale = max(map(abs, other.values), default=0.0)
+    # The sums have all elements in them, the values only some.
+    of_sums = distance(own.sum, other.sum)
+    has_near_values = tolerance.allows(distance_of(own, other), scale)
+    return has_near_values and tolerance.allows(of_sums, other.absolute_sum)

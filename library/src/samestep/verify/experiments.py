@@ -9,11 +9,13 @@
 ``ranks, SIGTERM``       several ranks that are stopped, against several that are not
 """
 
+import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,14 +111,18 @@ class Run(NamedTuple):
         return "\n".join(attempt.before for attempt in self.attempts)
 
     @property
+    def run_dirs(self) -> list[Path]:
+        """Its run directories: one, unless it is not a run."""
+        return sorted({Path(fit["fit"]) for fit in self.ranks[0].fits})
+
+    @property
     def run_dir(self) -> Path:
         """Its run directory."""
-        return Path(self.ranks[0].fits[-1]["fit"])
+        return self.run_dirs[0]
 
 
-Progress = Callable[[str, Cell | None, float], None]
-"""Called with the name of an experiment as it begins (no cell), and with its cell and seconds as
-it ends."""
+Task = Callable[[], dict[str, Cell]]
+"""Some experiments: returns their cells."""
 
 
 class Experiments:
@@ -124,14 +130,14 @@ class Experiments:
 
     Args:
         settings: what is verified, and how.
-        show: reports the progress.
+        show: gets a line when an experiment begins and when it ends.
     """
 
-    def __init__(
-        self, settings: Settings, show: Progress = lambda name, cell, seconds: None
-    ) -> None:
+    def __init__(self, settings: Settings, show: Callable[[str], object] = str) -> None:
         self.settings = settings
         self.show = show
+        self._num_wanted = 0
+        self._num_done = 0
         self.undisturbed = Run(UNDISTURBED, [], [])
         """The reference of the experiments on one rank."""
         self.compared_with = ""
@@ -160,52 +166,53 @@ class Experiments:
     def run(self, chosen: Sequence[str] = ()) -> dict[str, Cell]:
         """The cells of these experiments, or of all of them, in the order of the table."""
         wanted = [name for name in self.names() if not chosen or name in chosen]
-        cells = {UNDISTURBED: self._timed(UNDISTURBED, self._run_undisturbed)}
+        self._num_wanted = len({UNDISTURBED, *wanted})
+        cells = self._timed(UNDISTURBED, self._run_undisturbed)
         if cells[UNDISTURBED].word in (REJECTED, FAILED):
             # The other cells would only repeat what stopped this run.
             return dict.fromkeys(wanted, cells[UNDISTURBED])
-        tasks: list[Callable[[], dict[str, Cell]]] = []
-        for name in (AGAIN, STOPPED, STOPPED_WITHIN, KILLED):
+        # A run that never accumulates has no such place, and the table no such line.
+        if STOPPED_WITHIN in wanted and self._choose_place(STOPPED_WITHIN) is None:
+            wanted.remove(STOPPED_WITHIN)
+            self._num_wanted -= 1
+        for found in self._run_tasks(self._tasks_for(wanted)):
+            cells |= found
+        return {name: cells[name] for name in wanted}
+
+    def _tasks_for(self, wanted: Sequence[str]) -> list[Task]:
+        """What must be done for these experiments beside the undisturbed run, in any order."""
+        tasks: list[Task] = []
+        if AGAIN in wanted:
+            tasks.append(partial(self._timed, AGAIN, self._run_again))
+        for name in (STOPPED, STOPPED_WITHIN, KILLED):
             if name in wanted:
-                tasks.append(self._task_on_one_rank(name))
+                tasks.append(partial(self._timed, name, partial(self._run_harmed, name)))
         if self.on_ranks in wanted or self.ranks_stopped in wanted:
-            tasks.append(lambda: self._run_on_ranks(wanted))
+            tasks.append(partial(self._run_on_ranks, stops=self.ranks_stopped in wanted))
+        return tasks
+
+    def _run_tasks(self, tasks: Sequence[Task]) -> Iterator[dict[str, Cell]]:
         with ThreadPoolExecutor(self.settings.jobs) as pool:
             try:
-                for found in pool.map(lambda task: task(), tasks):
-                    cells |= found
+                yield from pool.map(lambda task: task(), tasks)
             except BaseException:
                 # Such as Ctrl-C: the programs have sessions of their own, and do not get it.
                 program.end_all()
                 raise
-        return {name: cells[name] for name in wanted if name in cells}
 
-    def _timed(self, name: str, function: Callable[[], Cell]) -> Cell:
-        self.show(name, None, 0.0)
+    def _timed(self, name: str, function: Callable[[], Cell]) -> dict[str, Cell]:
+        self.show(f"{name} ...")
         started = time.monotonic()
         cell = function()
-        self.show(name, cell, time.monotonic() - started)
-        return cell
-
-    def _task_on_one_rank(self, name: str) -> Callable[[], dict[str, Cell]]:
-        reference = self.undisturbed
-        if name == AGAIN:
-            return lambda: {name: self._timed(name, lambda: self._run_again(reference))}
-        place = self._choose_place(name, reference)
-        # A run that never accumulates has no such place, and the table no such line.
-        if place is None and name == STOPPED_WITHIN:
-            return dict
-        signum = signal.SIGKILL if name == KILLED else signal.SIGTERM
-        plan = self._plan(name, 1, signum=signum, place=place)
-        return lambda: {name: self._timed(name, lambda: self._harm(plan, name, reference))}
+        seconds = time.monotonic() - started
+        self._num_done += 1
+        self.show(f"[{self._num_done}/{self._num_wanted}] {name}: {cell.word} ({seconds:.0f} s)")
+        return {name: cell}
 
     # -- Runs --------------------------------------------------------------------------------------
 
-    def _plan(
-        self, name: str, ranks: int, *, signum: int = 0, place: Place | None = None,
-        precision: str | None = None,
-    ) -> Plan:  # fmt: skip
-        """What a program does in this run."""
+    def _plan(self, name: str, ranks: int, precision: str | None = None) -> Plan:
+        """What a program does in this run, if it is not harmed."""
         folder = self.settings.directory / slug(name)
         return Plan(
             records=str(folder / "records"),
@@ -215,8 +222,6 @@ class Experiments:
             num_steps=self.settings.num_steps,
             num_evaluated=self._num_evaluated(ranks),
             precision=precision,
-            signum=signum,
-            place=place,
         )
 
     def _num_evaluated(self, ranks: int) -> int:
@@ -253,78 +258,69 @@ class Experiments:
         failure = judge_end(run)
         if failure is not None:
             return failure
-        names = {fit["fit"] for fit in run.ranks[0].fits}
-        if len(names) > 1:
-            raise ConfigError(
-                f"the command trains {len(names)} runs ({', '.join(map(name_of, names))}); verify "
-                "one at a time"
-            )
+        if len(run.run_dirs) > 1:
+            names = ", ".join(path.name for path in run.run_dirs)
+            raise ConfigError(f"the command trains several runs ({names}); verify one at a time")
         return Cell(IDENTICAL)
 
-    def _run_again(self, reference: Run) -> Cell:
+    def _run_again(self) -> Cell:
         """Whether the run is reproducible at all."""
         run = self._run(self._plan(AGAIN, 1), AGAIN)
-        return judge_end(run) or self._judge(run, reference, AGAIN)
+        return judge_end(run) or self._judge(run, self.undisturbed, AGAIN)
+
+    def _run_harmed(self, name: str) -> Cell:
+        signum = signal.SIGKILL if name == KILLED else signal.SIGTERM
+        plan = self._plan(name, 1)
+        plan = replace(plan, signum=signum, place=self._choose_place(name))
+        return self._harm(plan, name, self.undisturbed)
 
     def _harm(self, plan: Plan, name: str, reference: Run) -> Cell:
         """Stop or kill a run at the place of its plan, and continue it by the same command."""
-        if plan.place is None:
-            return Cell(FAILED, "the run has too few batches to be harmed")
         attempt = self._start(plan, name)
         if attempt.is_rejection:
             return Cell(REJECTED, attempt.why)
         if not records.done_file(Path(plan.records)).exists():
             return Cell(FAILED, f"it was not harmed: {attempt.why}")
-        signum = signal.Signals(plan.signum)
-        is_stopped = signum == signal.SIGTERM
+        # A run that is stopped says so by its exit code; of a killed one the kernel does.
+        is_stopped = plan.signum == signal.SIGTERM
         expected = EXIT_SIGTERM if is_stopped else -signal.SIGKILL
-        # Of several ranks that are killed, their agent returns the code.
-        if attempt.code not in (expected, 128 + signum):
-            return Cell(FAILED, f"after {signum.name}: {attempt.why}")
+        if attempt.code != expected:
+            return Cell(FAILED, f"after {signal.Signals(plan.signum).name}: {attempt.why}")
         run = Run(name, [attempt, self._start(plan, name)], records.read(Path(plan.records)))
         failure = judge_end(run)
         if failure is not None:
             return failure
-        if len({fit["fit"] for fit in run.ranks[0].fits}) > 1:
+        # A folder with the time in its name, such as runs/2026-11-26, is never continued.
+        if len(run.run_dirs) > 1:
             return Cell(FAILED, "the same command has begun a new run: its run_dir has changed")
         return self._judge(run, reference, INTERRUPTED)
 
-    def _run_on_ranks(self, wanted: Sequence[str]) -> dict[str, Cell]:
+    def _run_on_ranks(self, *, stops: bool) -> dict[str, Cell]:
         """The two experiments on several ranks; the second is compared with the first."""
-        cells: dict[str, Cell] = {}
+        one = self._reference_in_double()
+        name, num = self.on_ranks, self.settings.ranks
+        precision = DOUBLE if self.compared_with == DOUBLE else None
         runs: list[Run] = []
 
         def run_undisturbed() -> Cell:
-            one = self._reference_in_double()
-            precision = DOUBLE if self.compared_with == DOUBLE else None
-            plan = self._plan(self.on_ranks, self.settings.ranks, precision=precision)
-            run = self._run(plan, self.on_ranks)
-            failure = judge_end(run)
-            if failure is not None:
-                return failure
-            runs.append(run)
-            return self._judge_ranks(run, one)
+            runs.append(self._run(self._plan(name, num, precision), name))
+            return judge_end(runs[0]) or self._judge_ranks(runs[0], one)
 
         def run_stopped() -> Cell:
-            (reference,) = runs
-            place = self._choose_place(STOPPED, reference)
-            precision = DOUBLE if self.compared_with == DOUBLE else None
-            plan = self._plan(
-                self.ranks_stopped,
-                self.settings.ranks,
-                signum=signal.SIGTERM,
-                place=place,
-                precision=precision,
-            )
+            reference = runs[0]
+            # Nothing to compare with.
+            failure = judge_end(reference)
+            if failure is not None:
+                return failure
+            plan = self._plan(self.ranks_stopped, num, precision)
+            # Their batches are not those of one rank, if the loader is an ordinary one.
+            place = choose_place(STOPPED, reference.ranks[-1])
+            plan = replace(plan, signum=signal.SIGTERM, place=place)
             return self._harm(plan, self.ranks_stopped, reference)
 
-        cells[self.on_ranks] = self._timed(self.on_ranks, run_undisturbed)
-        if self.ranks_stopped not in wanted:
-            return cells
-        if runs:
-            cells[self.ranks_stopped] = self._timed(self.ranks_stopped, run_stopped)
-        else:
-            cells[self.ranks_stopped] = cells[self.on_ranks]
+        cells = self._timed(name, run_undisturbed)
+        if stops:
+            cells |= self._timed(self.ranks_stopped, run_stopped)
         return cells
 
     def _reference_in_double(self) -> Run:
@@ -341,54 +337,65 @@ class Experiments:
         self.compared_with = DOUBLE
         return run
 
-    # -- Places ------------------------------------------------------------------------------------
-
-    def _choose_place(self, name: str, reference: Run) -> Place | None:
-        """Where a run is harmed: in the middle of an epoch that has others around it."""
-        batches = reference.ranks[-1].batches
-        epochs = sorted({epoch for epoch, _ in batches})
-        if not epochs:
-            return None
-        # A checkpoint of the epoch before exists then, which matters after SIGKILL.
-        number = 2 if name == KILLED else 1
-        epoch = epochs[min(number, len(epochs) - 1)]
-        places = sorted(place for place in batches if place[0] == epoch)
-        steps = [batches[place].step for place in places]
-        first_of_step = [
-            index for index, step in enumerate(steps) if index == 0 or step != steps[index - 1]
-        ]
-        within_step = [index for index in range(len(places)) if index not in first_of_step]
-        indices = within_step if name == STOPPED_WITHIN else first_of_step
-        return places[indices[len(indices) // 2]] if indices else None
+    def _choose_place(self, name: str) -> Place | None:
+        return choose_place(name, self.undisturbed.ranks[0])
 
     # -- Judgement ---------------------------------------------------------------------------------
 
     def _judge(self, run: Run, reference: Run, column: str) -> Cell:
         """A run against another one on the same ranks."""
-        found = compare.difference_of_ranks(run.ranks) or compare.first_difference(
-            run.ranks, reference.ranks, run.run_dir, reference.run_dir
-        )
+        found = compare.first_of(compare.differences_between(run.ranks))
+        if found is None:
+            found = compare.first_difference(
+                run.ranks, reference.ranks, run.run_dir, reference.run_dir
+            )
         return self._cell(found, run, column)
 
     def _judge_ranks(self, run: Run, one: Run) -> Cell:
         """A run on several ranks against one on one rank."""
-        found = compare.difference_of_ranks(run.ranks)
-        found = found or compare.difference_of_samples(run.ranks, one.ranks[0])
+        return self._cell(compare.first_of(self._differences_of_ranks(run, one)), run, RANKS)
+
+    def _differences_of_ranks(self, run: Run, one: Run) -> Iterator[Difference]:
         tolerance = compare.TOLERANCES.get(self.compared_with, compare.FLOAT16)
-        found = found or compare.difference_beyond(run.ranks, one.ranks[0], tolerance)
-        if found is None and self.settings.with_results:
-            at_end = tolerance.after(len(one.ranks[0].batches))
-            found = compare.difference_of_results(run.run_dir, one.run_dir, at_end)
-        return self._cell(found, run, RANKS)
+        (zero,) = one.ranks
+        yield from compare.differences_between(run.ranks)
+        yield from compare.differences_from_one(run.ranks, zero, tolerance)
+        if self.settings.with_results:
+            at_end = tolerance.after(len(zero.batches))
+            yield from compare.differences_of_results(run.run_dir, one.run_dir, at_end)
 
     def _cell(self, found: Difference | None, run: Run, column: str) -> Cell:
         if found is None:
             return Cell(IDENTICAL)
         explained = known_notes.find(run.said, column, found.kind)
+        # A note about the data must not hide that a batch was cut wrongly.
         if explained is None or found.is_inexcusable:
             return Cell(DIFFERS, found.text, found)
         note, line = explained
         return Cell(ANNOUNCED, note.meaning, found, note, line)
+
+
+def choose_place(name: str, rank: Rank) -> Place | None:
+    """Where a run is harmed: in the middle of an epoch that has others around it.
+
+    None if there is no such place: no step accumulates several batches.
+    """
+    epochs = sorted({epoch for epoch, _ in rank.batches})
+    # A checkpoint of the epoch before exists then, which matters after SIGKILL.
+    epoch = epochs[min(len(epochs) - 1, 2 if name == KILLED else 1)]
+    firsts: list[Place] = []
+    others: list[Place] = []
+    steps = set()
+    for place in sorted(rank.batches):
+        if place[0] != epoch:
+            continue
+        step = rank.batches[place].step
+        # The first batch of an optimizer step, or a further one, whose gradients are added.
+        chosen = others if step in steps else firsts
+        chosen.append(place)
+        steps.add(step)
+    places = others if name == STOPPED_WITHIN else firsts
+    return places[len(places) // 2] if places else None
 
 
 def judge_end(run: Run) -> Cell | None:
@@ -404,9 +411,4 @@ def judge_end(run: Run) -> Cell | None:
 
 def slug(name: str) -> str:
     """The name of a folder for an experiment."""
-    return "".join(letter if letter.isalnum() else "-" for letter in name).lower()
-
-
-def name_of(path: str) -> str:
-    """The name of a run directory."""
-    return Path(path).name
+    return re.sub(r"\W+", "-", name).lower()

@@ -1,6 +1,5 @@
 """What to look for where a run differs, by what differed first."""
 
-from samestep.verify.compare import Difference
 from samestep.verify.experiments import AGAIN, DIFFERS, Cell
 
 NOT_REPRODUCIBLE = (
@@ -56,16 +55,14 @@ ON_RANKS = {
 }
 
 
-def hint_for(name: str, cell: Cell) -> str | None:
-    """What to look for, for a line of the table that differs; None if there is nothing to say."""
-    if cell.word != DIFFERS or cell.difference is None:
-        return None
+def hint_for(name: str, cell: Cell) -> str:
+    """What to look for, for a line of the table that differs; empty if there is nothing to say."""
+    found = cell.difference
+    if cell.word != DIFFERS or found is None:
+        return ""
     if name == AGAIN:
         return NOT_REPRODUCIBLE
-    return table_of(name, cell.difference).get(cell.difference.kind)
-
-
-def table_of(name: str, difference: Difference) -> dict[str, str]:
-    """The hints for an experiment: on several ranks, or interrupted."""
-    is_on_ranks = name.endswith(" ranks") or difference.is_inexcusable
-    return ON_RANKS if is_on_ranks else INTERRUPTED
+    # Several ranks that are stopped are compared with several that are not.
+    is_on_ranks = name.endswith(" ranks") or found.is_inexcusable
+    table = ON_RANKS if is_on_ranks else INTERRUPTED
+    return table.get(found.kind, "")

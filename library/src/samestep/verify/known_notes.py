@@ -75,6 +75,7 @@ MIXTURE = KnownNote(
     (INTERRUPTED,), ("samples", "length"), "one of several loaders starts over",
 )  # fmt: skip
 
+# The data first: with other samples all else differs too.
 KNOWN_NOTES = (
     LOADER,
     STREAM,
@@ -100,6 +101,7 @@ def find(said: str, column: str, kind: str) -> tuple[KnownNote, str] | None:
         kind: of ``compare.Difference``.
     """
     for note in KNOWN_NOTES:
+        # Both must fit: a note about the data of ranks excuses no other weights.
         explains = column in note.columns and (not note.kinds or kind in note.kinds)
         if not explains:
             continue

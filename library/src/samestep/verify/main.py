@@ -24,7 +24,8 @@ import tempfile
 import textwrap
 import time
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from samestep.command_line import Parser
@@ -60,38 +61,54 @@ def main(argv: Sequence[str]) -> int:
     own, command = split_at_dashes(argv)
     arguments = parse(own)
     check_command(command)
-    ranks = arguments.ranks
-    if arguments.gpu:
-        ranks = min(ranks, check_gpus())
-    folder = arguments.keep or Path(tempfile.mkdtemp(prefix="samestep-verify-"))
-    started = time.monotonic()
-    # Otherwise it would end at once, and leave the folder and programs behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SIGTERM))
-    try:
-        settings = Settings(
-            command=command,
-            directory=folder.absolute(),
-            make_workplace=lambda name: make_workplace(folder.absolute() / name),
-            ranks=ranks,
-            num_steps=arguments.steps,
-            accelerator="gpu" if arguments.gpu else "cpu",
-            timeout_s=arguments.timeout_s,
-            jobs=arguments.jobs or default_jobs(on_gpu=arguments.gpu),
-        )
-        experiments = Experiments(settings, show_progress)
+    # Now, not after some minutes of experiments on one rank.
+    gpus = check_gpus() if arguments.gpu else None
+    with scratch_folder(arguments.keep) as folder:
+        started = time.monotonic()
+        experiments = Experiments(settings_of(arguments, command, folder, gpus), show_progress)
         cells = experiments.run(arguments.only)
         check_undisturbed(experiments.undisturbed)
-    finally:
-        if not arguments.keep:
-            shutil.rmtree(folder, ignore_errors=True)
-    if ranks < arguments.ranks:
-        missing = f"this machine has {ranks} GPU" + "s" * (ranks > 1)
-        cells[f"{arguments.ranks} ranks"] = Cell(NOT_RUN, missing)
+        if experiments.settings.ranks < arguments.ranks:
+            cells[f"{arguments.ranks} ranks"] = Cell(NOT_RUN, f"this machine has {gpus} GPUs")
     if arguments.json:
         print(json.dumps(as_json(cells), indent=2))
     else:
         print_table(cells, experiments, time.monotonic() - started)
-    return int(any(cell.word not in GOOD for cell in cells.values()))
+    is_good = all(cell.word in GOOD for cell in cells.values())
+    return 0 if is_good else 1
+
+
+@contextmanager
+def scratch_folder(keep: Path | None) -> Iterator[Path]:
+    """The folder of the experiments, which is removed unless ``keep`` names it."""
+    folder = keep or Path(tempfile.mkdtemp(prefix="samestep-verify-"))
+    # Otherwise SIGTERM would end this process at once, and leave the folder and programs behind.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SIGTERM))
+    try:
+        yield folder.absolute()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def settings_of(
+    arguments: Namespace, command: Sequence[str], folder: Path, gpus: int | None
+) -> Settings:
+    """What is verified, and how; ``gpus`` is the number of GPUs, None to train on CPUs."""
+    ranks, accelerator = arguments.ranks, "cpu"
+    if gpus is not None:
+        ranks, accelerator = min(ranks, gpus), "gpu"
+    return Settings(
+        command=command,
+        directory=folder,
+        make_workplace=lambda name: make_workplace(folder / name),
+        ranks=ranks,
+        num_steps=arguments.steps,
+        accelerator=accelerator,
+        timeout_s=arguments.timeout_s,
+        jobs=arguments.jobs or default_jobs(on_gpu=arguments.gpu),
+    )
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -150,6 +167,7 @@ def check_command(command: Sequence[str]) -> None:
             "samestep verify: needs the command that trains, after two dashes, such as "
             "samestep verify -- python train.py"
         )
+    # A program that cannot be started has no output to show.
     if shutil.which(command[0]) is None:
         raise ConfigError(f"samestep verify: {command[0]}: there is no such command")
 
@@ -170,6 +188,7 @@ def default_jobs(*, on_gpu: bool) -> int:
     """Programs at once: each computes with two threads or ranks, and a GPU is for one of them."""
     if on_gpu:
         return 1
+    # More would need the memory of as many programs.
     return max(1, min(MOST_JOBS, environment.cpus_per_rank() // 2))
 
 
@@ -190,6 +209,7 @@ def make_workplace(folder: Path) -> Path:
 def link_entries(source: Path, target: Path, left_out: Sequence[str]) -> None:
     """Make a link in ``target`` to each entry of ``source``."""
     for entry in source.iterdir():
+        # A scratch directory may lie within the current one: a link to it would have no end.
         if entry.name not in left_out and not target.is_relative_to(entry):
             (target / entry.name).symlink_to(entry)
 
@@ -205,11 +225,13 @@ def check_undisturbed(run: Run) -> None:
         return
     if run.attempts[0].is_rejection:
         raise ConfigError(f"the command itself is rejected: {run.last.why}")
+    # Such as a script that uses lightning.Trainer.
     if run.last.code == 0:
         raise ConfigError(
             "the command has trained nothing with samestep.Trainer; verify needs a program that "
             "calls its fit"
         )
+    # Of a traceback the end is what counts.
     said = "\n  ".join(run.last.lines[-LAST_LINES:])
     raise RunError(f"the command fails undisturbed, {run.last.why}; it ends with\n  {said}")
 
@@ -217,10 +239,9 @@ def check_undisturbed(run: Run) -> None:
 # -- What is printed -------------------------------------------------------------------------------
 
 
-def show_progress(name: str, cell: Cell | None, seconds: float) -> None:
-    """Say on stderr that an experiment begins or has ended."""
-    text = f"{name} ..." if cell is None else f"{name}: {cell.word} ({seconds:.0f} s)"
-    print(text, file=sys.stderr, flush=True)
+def show_progress(line: str) -> None:
+    """Print a line on stderr: stdout has the table only."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def as_json(cells: Mapping[str, Cell]) -> dict[str, dict[str, object]]:
@@ -231,7 +252,7 @@ def as_json(cells: Mapping[str, Cell]) -> dict[str, dict[str, object]]:
         if cell.said:
             plain[name]["note"] = cell.said
         hint = hints.hint_for(name, cell)
-        if hint is not None:
+        if hint:
             plain[name]["hint"] = hint
         if cell.difference is not None:
             plain[name] |= cell.difference._asdict()
@@ -243,19 +264,18 @@ def print_table(cells: Mapping[str, Cell], experiments: Experiments, seconds: fl
     print(heading(experiments, seconds))
     print()
     width = max(map(len, cells))
-    for name, cell in cells.items():
-        why = cell.why
-        if name == experiments.on_ranks and cell.word == IDENTICAL:
-            why = f"up to rounding, with {experiments.compared_with}"
-        lines = textwrap.wrap(why, WIDTH - width - 15) or [""]
-        print(f"  {name:<{width}}  {cell.word:<9}  {lines[0]}".rstrip())
-        for line in lines[1:]:
-            print(" " * (width + 15) + line)
     said: dict[str, list[str]] = {}
     looked_for: dict[str, list[str]] = {}
     for name, cell in cells.items():
+        why = cell.why
+        # The only line that compares something else than bits.
+        if name == experiments.on_ranks and cell.word == IDENTICAL:
+            why = f"up to rounding, with {experiments.compared_with}"
+        first = f"  {name:<{width}}  {cell.word:<9}  "
+        text = textwrap.fill(first + why, WIDTH, subsequent_indent=" " * len(first))
+        print(text.rstrip())
         said.setdefault(cell.said, []).append(name)
-        looked_for.setdefault(hints.hint_for(name, cell) or "", []).append(name)
+        looked_for.setdefault(hints.hint_for(name, cell), []).append(name)
     print_texts("What the run says", said)
     print_texts("What to look for", looked_for)
 
@@ -273,6 +293,7 @@ def print_texts(title: str, names_of: dict[str, list[str]]) -> None:
 def heading(experiments: Experiments, seconds: float) -> str:
     """What was verified."""
     settings, run = experiments.settings, experiments.undisturbed
+    # A short loader has fewer than were asked for.
     num_batches = len(run.ranks[0].batches)
     steps = max((batch.step for batch in run.ranks[0].batches.values()), default=0) + 1
     where = "GPU" if settings.accelerator == "gpu" else "CPU"

@@ -48,6 +48,7 @@ class Attempt(NamedTuple):
     @property
     def why(self) -> str:
         """The last line that looks like an error, or else the last line."""
+        # It was killed by us, so its last line says nothing.
         if self.code == TIMED_OUT:
             return "it has not ended in time"
         lines = self.lines or [""]
@@ -81,6 +82,7 @@ def run(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        # For ``end_all``, as an exception reaches the main thread only.
         _running.add(process)
         try:
             code = process.wait(timeout_s)
@@ -99,6 +101,7 @@ def end_with_ranks(process: "subprocess.Popen[bytes]") -> None:
     # Read before the program is killed: afterwards nothing says that its ranks were its own.
     ranks = descendants(process.pid) if process.poll() is None else []
     for pid in [process.pid, *ranks]:
+        # A program that has ended leaves ranks behind only if it was killed itself.
         with suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
     process.wait()

@@ -91,8 +91,10 @@ class Recorder(L.Callback):
     ) -> None:
         """Record the loss, and all that an optimizer step has changed."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        # With manual optimization a step may return none.
         if isinstance(loss, Tensor):
             self._line["loss"] = float(loss.detach().double().sum())
+        # Between the batches of an accumulated step only gradients change.
         if trainer.global_step != self._line["step"]:
             self._line["state"] = state_of(trainer, pl_module)
         self._write(trainer, **self._line)
@@ -128,6 +130,7 @@ class Recorder(L.Callback):
 
     def _write(self, trainer: L.Trainer, **facts: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Opened for each line: what was written is in the file when the process is killed.
         with file_of(self.folder, trainer.global_rank).open("a") as file:
             file.write(json.dumps(facts) + "\n")
 
@@ -148,6 +151,7 @@ def metrics_of(trainer: L.Trainer, names: set[str]) -> dict[str, float]:
 
 def parts_of(batch: Any) -> Iterator[Any]:
     """All tensors and lists of texts in a batch of any kind."""
+    # An iterator, which a step reads itself, is none of these, and must not be read here.
     if isinstance(batch, Tensor):
         yield batch
     elif dataclasses.is_dataclass(batch):
@@ -171,6 +175,7 @@ def digests_of(part: Tensor | Sequence[str]) -> list[int]:
     # A number is no sample.
     if not part.ndim or part.numel() == 0:
         return []
+    # Sparse tensors have no rows.
     if part.layout != torch.strided:
         part = part.to_dense()
     return [digest_of_row(row) for row in part.detach().cpu()]
@@ -190,6 +195,7 @@ def digest_of_row(row: Tensor) -> int:
 def bytes_of(tensor: Tensor) -> bytes:
     """The bytes of a tensor on the CPU."""
     flat = tensor.contiguous().flatten()
+    # NumPy has no bfloat16, but every type has bytes.
     content: bytes = flat.view(torch.uint8).numpy().tobytes()
     return content
 
@@ -219,6 +225,7 @@ def tensors_of(trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[tup
         of = f"optimizer {number}" if len(trainer.optimizers) > 1 else "the optimizer"
         for index, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
+                # Such as lr and momentum, which schedules change.
                 if key != "params":
                     yield from leaves_of(value, f"setting {key} of group {index} of {of}")
         for position, (owner, state) in enumerate(optimizer.state.items()):

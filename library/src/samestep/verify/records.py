@@ -60,6 +60,7 @@ class Rank:
             self.fits.append(line)
         elif "place" in line:
             epoch, batch = line["place"]
+            # After SIGKILL a run repeats steps; the new ones count, as they do for its weights.
             self.batches[epoch, batch] = Batch(
                 line["step"], line["rows"], line.get("loss"), line.get("state")
             )
@@ -68,6 +69,10 @@ class Rank:
             self.splits_evaluation &= line["is_split"]
         elif "final" in line:
             self.final = line["final"]
+
+    def rows_at(self, place: Place) -> list[int]:
+        """The samples of one batch; none where this rank has no such batch."""
+        return self.batches[place].rows if place in self.batches else []
 
 
 def file_of(folder: Path, rank: int) -> Path:
@@ -93,10 +98,10 @@ def read(folder: Path) -> list[Rank]:
     return ranks
 
 
-def read_state(state: Summaries) -> State:
+def read_state(state: Summaries | None) -> State:
     """Decode the summaries; this is done for few steps only, as a run has many tensors."""
     found = {}
-    for name, (checksum, content) in state.items():
+    for name, (checksum, content) in (state or {}).items():
         numbers = array("d", base64.b64decode(content))
         found[name] = Summary(checksum, numbers[0], numbers[1], numbers[2:])
     return found
