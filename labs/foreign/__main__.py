@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from labs import pages
 from labs.foreign.matrix import COLUMNS, GOOD, Matrix
 from labs.foreign.styles import STYLES
 from labs.foreign.styles.base import Style
@@ -26,7 +27,6 @@ from tests import fork_server
 from tests.conftest import ROOT, environment
 
 PAGE = ROOT / "docs" / "foreign.md"
-MARKERS = ("<!-- table -->\n", "<!-- end -->")
 SAME = "identical"
 EVERYWHERE = "Identical in every column: "
 
@@ -50,8 +50,7 @@ def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
 
 def read_table(page: str) -> dict[str, list[str]]:
     """The words of each style."""
-    start, end = MARKERS
-    table = page.partition(start)[2].partition(end)[0]
+    table = pages.read_table(page)
     _, *rows = re.findall(r"^\| (.*) \|$", table, re.M)  # the first row has the headings
     (same,) = re.findall(f"^{EVERYWHERE}(.*).$", table, re.M)
     words_of = {name: [SAME] * len(COLUMNS) for name in same.split("; ")}
@@ -60,13 +59,6 @@ def read_table(page: str) -> dict[str, list[str]]:
         for name in names.split("; "):
             words_of[name] = words
     return words_of
-
-
-def write_table(rows: Mapping[str, Mapping[str, Cell]]) -> None:
-    start, end = MARKERS
-    before, _, rest = PAGE.read_text().partition(start)
-    _, _, after = rest.partition(end)
-    PAGE.write_text(f"{before}{start}{render(rows)}{end}{after}")
 
 
 def main() -> None:
@@ -91,7 +83,7 @@ def main() -> None:
     counts = ", ".join(f"{number} {word}" for word, number in words.most_common())
     print(f"{counts}; {time.monotonic() - started:.0f} s")
     if not args.names and not args.no_table:
-        write_table(rows)
+        pages.write_table(PAGE, render(rows))
     sys.exit(any(word not in GOOD for word in words))
 
 
