@@ -26,6 +26,7 @@ from filelock import FileLock
 from labs.faults import store
 from library.tests import etcd_server, pods
 from library.tests.programs import PATIENCE_S
+from samestep.verify.program import descendants
 from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics, free_port, run_ranks
 from tests.project.test_train import history
 
@@ -161,20 +162,6 @@ def in_sessions(
             for rank in ranks:  # torchrun gives each rank a session of its own
                 with suppress(ProcessLookupError):
                     os.kill(rank, signal.SIGKILL)
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes that a process has started, and those that they have started."""
-    found: list[int] = []
-    parents = [pid]
-    while parents:
-        parent = parents.pop()
-        with suppress(OSError):  # it has ended meanwhile
-            for path in Path(f"/proc/{parent}/task").glob("*/children"):
-                children = [int(word) for word in path.read_text().split()]
-                found += children
-                parents += children
-    return found
 
 
 def replace_word(commands: list[list[str]], old: str, new: str) -> list[list[str]]:

@@ -51,6 +51,9 @@ def apply(given: Given) -> Given:
     options = dict(given.options)
     if plan.num_steps is not None:
         options |= limits_of(options, plan.num_steps, plan.num_evaluated)
+    # Otherwise three ranks and more add in an order that depends on the moment.
+    if plan.adds_in_order:
+        options["deterministic"] = True
     if plan.precision is not None:
         options["precision"] = plan.precision
     # The table shows what is announced, also where the user knows it.

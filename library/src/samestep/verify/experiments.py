@@ -153,6 +153,14 @@ class Experiments:
         """The name of the experiment in which several ranks are stopped."""
         return f"{self.on_ranks}, {STOPPED}"
 
+    @property
+    def adds_in_order(self) -> bool:
+        """Whether several ranks get ``deterministic=True``, without which they differ by rounding.
+
+        Two numbers have one sum in any order. On GPUs more would change than the sums.
+        """
+        return self.settings.ranks > 2 and self.settings.accelerator == "cpu"
+
     def names(self) -> list[str]:
         """All experiments, in the order of the table."""
         names = [UNDISTURBED]
@@ -222,6 +230,7 @@ class Experiments:
             num_steps=self.settings.num_steps,
             num_evaluated=self._num_evaluated(ranks),
             precision=precision,
+            adds_in_order=ranks > 1 and self.adds_in_order,
         )
 
     def _num_evaluated(self, ranks: int) -> int:

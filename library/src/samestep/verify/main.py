@@ -35,6 +35,7 @@ from samestep.ranks import environment
 from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.verify import hints
 from samestep.verify.experiments import (
+    DIFFERS,
     GOOD,
     IDENTICAL,
     NOT_RUN,
@@ -268,9 +269,8 @@ def print_table(cells: Mapping[str, Cell], experiments: Experiments, seconds: fl
     looked_for: dict[str, list[str]] = {}
     for name, cell in cells.items():
         why = cell.why
-        # The only line that compares something else than bits.
-        if name == experiments.on_ranks and cell.word == IDENTICAL:
-            why = f"up to rounding, with {experiments.compared_with}"
+        if cell.word in (IDENTICAL, DIFFERS):
+            why = "; ".join(filter(None, [why, conditions_of(name, experiments)]))
         first = f"  {name:<{width}}  {cell.word:<9}  "
         text = textwrap.fill(first + why, WIDTH, subsequent_indent=" " * len(first))
         print(text.rstrip())
@@ -278,6 +278,17 @@ def print_table(cells: Mapping[str, Cell], experiments: Experiments, seconds: fl
         looked_for.setdefault(hints.hint_for(name, cell), []).append(name)
     print_texts("What the run says", said)
     print_texts("What to look for", looked_for)
+
+
+def conditions_of(name: str, experiments: Experiments) -> str:
+    """Under which conditions several ranks were compared; empty for one rank."""
+    conditions = []
+    # The only line that compares something else than bits.
+    if name == experiments.on_ranks:
+        conditions.append(f"up to rounding, with {experiments.compared_with}")
+    if experiments.adds_in_order and name in (experiments.on_ranks, experiments.ranks_stopped):
+        conditions.append("deterministic=True")
+    return ", ".join(conditions)
 
 
 def print_texts(title: str, names_of: dict[str, list[str]]) -> None:

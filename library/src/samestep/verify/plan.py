@@ -25,6 +25,8 @@ class Plan:
     """Batches of a validation or test, on each rank."""
     precision: str | None = None
     """Takes the place of the command's; None leaves it as it is."""
+    adds_in_order: bool = False
+    """Whether the ranks must add their gradients in one order: ``deterministic=True``."""
     signum: int = 0
     """The signal that the last rank sends to itself, once."""
     place: tuple[int, int] | None = None
