@@ -6,6 +6,7 @@ Programs that are really killed, with causes as people plant them: labs/receipts
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -16,7 +17,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from library.tests.kit import Net, Normalized, batches, fit, on_ranks
 from samestep.callbacks.loss_guard import LossGuard
+from samestep.callbacks.receipts import LossesOnDevice, Pending, Receipts, tolerance_of
 from samestep.run import receipts, record
+from samestep.run.receipts import Receipt
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KILLED = (1, 2)
@@ -299,3 +302,81 @@ def test_receipts_are_in_no_checkpoint_and_no_config(tmp_path: Path):
     assert [r.place for r in known] == [(epoch, batch) for epoch in (0, 1) for batch in range(4)]
     assert all(r.samples and r.loss is not None and r.gradient is not None for r in known)
     assert part.trainer.fit_loop.receipts is not None
+
+
+class Event:
+    """Of a GPU that has reached as many events as it is told."""
+
+    num_reached = 0
+    num_made = 0
+    num_waits = 0
+
+    def __init__(self) -> None:
+        Event.num_made += 1
+        self.number = Event.num_made
+
+    def record(self, stream: Any) -> None:
+        """Nothing."""
+
+    def query(self) -> bool:
+        return self.number <= Event.num_reached
+
+    def synchronize(self) -> None:
+        Event.num_waits += 1
+
+
+def test_losses_on_a_gpu_are_copied_together_and_nothing_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """By a stand-in for the events of CUDA: no GPU is needed."""
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "empty", lambda num, dtype, pin_memory: zeros(num, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    device = LossesOnDevice()
+    arrived: list[Pending] = []
+    for step in range(1, 41):
+        pending = Pending(Receipt(0, step, 1, None, None), step)
+        device.add(pending, torch.tensor(step / 2, dtype=torch.float64))
+        arrived += device.take_arrived()
+        # The device is slow, and then has done all it got.
+        Event.num_reached = 0 if step < 20 else Event.num_made
+    assert Event.num_waits == 0
+    arrived += device.take_all()
+    assert Event.num_waits > 0
+    assert [pending.step for pending in arrived] == list(range(1, 41))
+    assert [pending.receipt.loss for pending in arrived] == [n / 2 for n in range(1, 41)]
+    # One for the first batch, then one for sixteen, and one for each where the device keeps up.
+    assert Event.num_made < 30
+
+
+def test_slices_of_measured_ranks_are_compared_within_an_epoch(tmp_path: Path):
+    known = [Receipt(epoch, batch, 1, 0.5, None) for epoch in (1, 2) for batch in (0, 1)]
+    for has_auto_shares, expected in ((True, known[1:2]), (False, known[1:])):
+        callback = Receipts(tmp_path, LossGuard(0), has_auto_shares=has_auto_shares)
+        assert callback._choose_repeated(known, (1, 1)) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "threads", "ranks", "same", "tolerance"),
+    [
+        ("cpu", "32-true", 1, 2, True, 0.0),
+        ("cpu", "32-true", 1, 3, True, 1e-5),
+        ("cpu", "32-true", 2, 1, True, 1e-5),
+        ("cpu", "32-true", 1, 1, False, 1e-4),
+        ("cpu", "64-true", 2, 1, True, 1e-13),
+        ("cuda", "32-true", 1, 1, True, 5e-3),
+        ("cuda", "16-mixed", 1, 1, True, 5e-3),
+        ("cuda", "bf16-mixed", 1, 1, True, 3e-2),
+    ],
+)
+def test_bits_must_be_equal_only_where_a_machine_repeats_them(
+    device: str, precision: str, threads: int, ranks: int, same: bool, tolerance: float,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    strategy = SimpleNamespace(root_device=torch.device(device))
+    trainer: Any = SimpleNamespace(strategy=strategy, precision=precision, world_size=ranks)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert tolerance_of(trainer, same) == pytest.approx(tolerance)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert tolerance_of(trainer, same) == pytest.approx(0.0 if same else tolerance)
