@@ -156,7 +156,11 @@ class LossCheck(L.Callback):
                 return call_in_fork(partial(check_step, step, *samples), TIMEOUT_S)
         except (CannotSplit, ForkError) as error:
             log.info("The loss is not checked: %s", error)
-            return []
+        except Exception:
+            # A batch, a module and its weights are the user's: they may raise anything, and a check
+            # must not end a run that would have trained.
+            log.info("The loss is not checked", exc_info=True)
+        return []
 
 
 def lengths_of_slices(trainer: L.Trainer, batch_idx: int) -> tuple[int, ...] | None:

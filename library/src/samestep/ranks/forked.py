@@ -39,10 +39,16 @@ def call_in_fork(function: Callable[[], Result], timeout_s: float) -> Result:
         ForkError: if the function fails, or does not end in time.
     """
     reads, writes = os.pipe()
-    with warnings.catch_warnings():
-        # Python 3.12 warns of other threads, none of which the fork has or waits for.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of other threads, none of which the fork has or waits for.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError as error:
+        # Where memory is not overcommitted, a large process cannot be forked.
+        os.close(reads)
+        os.close(writes)
+        raise ForkError(f"the process cannot be forked: {error.strerror}") from error
     if pid == 0:
         os.close(reads)
         _run(function, writes, timeout_s)
