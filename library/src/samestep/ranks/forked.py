@@ -44,11 +44,11 @@ def call_in_fork(function: Callable[[], Result], timeout_s: float) -> Result:
             # Python 3.12 warns of other threads, none of which the fork has or waits for.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
-    except OSError as error:
+    except OSError as reason:
         # Where memory is not overcommitted, a large process cannot be forked.
         os.close(reads)
         os.close(writes)
-        raise ForkError(f"the process cannot be forked: {error.strerror}") from error
+        raise ForkError(f"the process cannot be forked: {reason.strerror}") from reason
     if pid == 0:
         os.close(reads)
         _run(function, writes, timeout_s)
