@@ -275,8 +275,12 @@ def check_state(step: Step, batch: Any, length: int, whole: Answer) -> list[Find
         names = find_unequal(step, whole.state, [answer.state for answer in answers], ranges)
         if names:
             return [Finding(STATE, join_names(names))]
-    # Only the loss says whether it matters that a step has two batches.
-    if is_cut_for_accumulation(step.trainer) and not step.is_repeatable:
+    if is_cut_for_accumulation(step.trainer):
+        # The loss of a second step says whether it matters what the first one leaves behind.
+        first, second = step.compute_in_turn([batch, batch], evaluates=False)
+        if first.losses == second.losses:
+            return []
+        step = dataclasses.replace(step, is_repeatable=False)
         first, second = step.compute_in_turn(parts, evaluates=False)
         names = find_unequal(step, whole.state, [{**first.state, **second.state}], ranges[1:])
         if names:
