@@ -1,6 +1,6 @@
 """Trains all losses on one, two and three ranks, and writes their table into docs/losses.md.
 
-python -m labs.losses                 # every loss, into the table; some minutes
+python -m labs.losses                 # every loss, into the table; about 4 minutes
 python -m labs.losses CLIP "batch"    # those whose name contains one of these texts; no table
 python -m labs.losses --jobs 1        # so many programs at once; 2 without it
 python -m labs.losses --no-table      # every loss, but change no file
@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from labs import pages
+from labs.losses import program
 from labs.losses.program import MODES, Job, jobs_of, modes_of, path_of, read_results
 from labs.losses.shapes import SHAPES
 from labs.losses.shapes.base import Shape
@@ -94,17 +95,18 @@ def run_program(folder: Path, shapes: Sequence[Shape], num_ranks: int) -> None:
     """Train shapes on so many ranks; one that fails does not stop the others."""
     left = list(shapes)
     while left:
-        command = [sys.executable, "-m", "labs.losses.program", str(folder), str(num_ranks)]
+        # As a script with this option it is forked, and so are its ranks: tests/fork_server.py.
+        command = [sys.executable, program.__file__, f"--devices={num_ranks}", str(folder)]
         command += [str(SHAPES.index(shape)) for shape in left]
         with tempfile.TemporaryFile("w+") as errors:
             with subprocess.Popen(
                 command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=errors, text=True,
-            ) as program:  # fmt: skip
-                assert program.stdout is not None
-                for line in program.stdout:
+            ) as running:  # fmt: skip
+                assert running.stdout is not None
+                for line in running.stdout:
                     print(line, end="", flush=True)
-            if program.returncode == 0:
+            if running.returncode == 0:
                 return
             errors.seek(0)
             print(errors.read()[-2000:], file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Trains shapes one after the other on so many ranks: ``python -m labs.losses.program``.
+"""Trains shapes one after the other on some ranks: ``python labs/losses/program.py``.
 
 Each is trained for one epoch in 64 bits, and clipped. What it ends with is in a file of its own,
 and a line is printed, as soon as it is done.
@@ -146,20 +146,21 @@ def read_results(directory: Path, job: Job) -> dict[tuple[str, int], Result]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m labs.losses.program")
+    parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path, help="for the results")
-    parser.add_argument("num_ranks", type=int)
+    parser.add_argument("--devices", type=int, required=True, help="ranks")
     parser.add_argument("indices", nargs="*", type=int, help="of shapes")
     args = parser.parse_args()
     jobs = jobs_of([SHAPES[index] for index in args.indices])
+    num_ranks = args.devices
     for number, job in enumerate(jobs, 1):
-        for mode in modes_of(job.shape, args.num_ranks):
-            path = path_of(args.directory, job, mode, args.num_ranks)
-            result = train(job, mode, args.num_ranks, args.directory / "run")
+        for mode in modes_of(job.shape, num_ranks):
+            path = path_of(args.directory, job, mode, num_ranks)
+            result = train(job, mode, num_ranks, args.directory / "run")
             if environment.rank() == 0:
                 torch.save(tuple(result), path)
         if environment.rank() == 0:
-            print(f"{args.num_ranks} ranks, {number}/{len(jobs)}: {job.name}", flush=True)
+            print(f"{num_ranks} ranks, {number}/{len(jobs)}: {job.name}", flush=True)
 
 
 if __name__ == "__main__":
