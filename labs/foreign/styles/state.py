@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from .base import LOST, NO_MEAN, Exact, Regressor, Style, table
+from .base import DRAWS, LOST, NO_MEAN, Exact, Regressor, Style, table
 
 
 class Truncated(Regressor):
@@ -147,6 +147,6 @@ STYLES = [
     Style("running mean by get_extra_state", ExtraState, Exact, told=NO_MEAN),
     Style("DataModule with a state", Regressor, Curriculum),
     Style("DataModule that forgets its state", Regressor, Forgotten, told=LOST),
-    Style("generator of the module", OwnGenerator, Exact, told=NO_MEAN),
+    Style("generator of the module", OwnGenerator, Exact, told=DRAWS),
     Style("iterator of the module", Unlabeled, Exact, told=LOST),
 ]  # fmt: skip
