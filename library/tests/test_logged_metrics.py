@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanSquaredError
 
-from library.tests.kit import check_exact, on_ranks, weights
+from library.tests.kit import Net, batches, check_exact, on_ranks, weights
 from samestep.data.loader import BatchLoader
 
 
@@ -161,3 +161,18 @@ def test_every_rank_monitors_the_same_value(two_ranks: Path):
 
 def test_metrics_of_two_ranks_survive_an_interruption(two_ranks: Path):
     assert final_metrics(two_ranks / "parts") == final_metrics(two_ranks / "whole")
+
+
+class Sometimes(Net):
+    """Logs nothing in every other step, in which Lightning logs the last value again."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        if batch_idx % 2 == 0:
+            self.log("train_loss", loss)
+            self.log("both", loss, on_step=True, on_epoch=True)
+        return loss
+
+
+def test_a_step_that_logs_nothing_repeats_the_last_value(tmp_path: Path):
+    check_exact(tmp_path, Sometimes, batches, (0, 0), (1, 2))

@@ -18,6 +18,7 @@ LOST = (known_notes.LOST_ATTRIBUTES,)
 NO_MEAN = (known_notes.LOSS,)
 DRAWS = (known_notes.RANDOM_STEPS,)
 NORMALIZES = (known_notes.BATCH_NORM,)
+KEEPS = (known_notes.STATE,)
 
 
 class Style(NamedTuple):

@@ -270,17 +270,15 @@ def check_state(step: Step, batch: Any, length: int, whole: Answer) -> list[Find
     """
     ranges = [slice(0, length // 2), slice(length // 2, length)]
     parts = [take(batch, length, chosen) for chosen in ranges]
+    # The loss of a second step says whether it matters what the first one leaves behind.
+    first, second = step.compute_in_turn([batch, batch], evaluates=False)
+    step = dataclasses.replace(step, is_repeatable=first.losses == second.losses)
     if step.is_on_ranks:
         answers = compute_parts(step, parts, evaluates=False, exchanges=True)
         names = find_unequal(step, whole.state, [answer.state for answer in answers], ranges)
         if names:
             return [Finding(STATE, join_names(names))]
-    if is_cut_for_accumulation(step.trainer):
-        # The loss of a second step says whether it matters what the first one leaves behind.
-        first, second = step.compute_in_turn([batch, batch], evaluates=False)
-        if first.losses == second.losses:
-            return []
-        step = dataclasses.replace(step, is_repeatable=False)
+    if is_cut_for_accumulation(step.trainer) and not step.is_repeatable:
         first, second = step.compute_in_turn(parts, evaluates=False)
         names = find_unequal(step, whole.state, [{**first.state, **second.state}], ranges[1:])
         if names:

@@ -50,6 +50,7 @@ def reduce_logs_over_ranks() -> None:
     def end_batches_and_reduce(connector: Any) -> None:
         end_batches(connector)
         if connector.trainer.training:
+            _drop_last_values(connector.trainer)
             merge_saved_logs(connector.trainer, is_end=True)
         _reduce_logs(connector)
 
@@ -199,7 +200,8 @@ def merge_saved_logs(trainer: "L.Trainer", is_end: bool = False) -> None:
     if not saved:
         return
     for key in list(saved):
-        if is_end or key in loop._results:
+        is_logged = key in loop._results and key not in _last_values(trainer)
+        if is_end or is_logged:
             _merge(trainer, key, saved.pop(key))
 
 
@@ -223,6 +225,61 @@ def _merge(trainer: "L.Trainer", key: str, entry: Entry) -> None:
         metric.value = metric.value + entry["value"]
     if entry["reduction"] == "mean":
         metric.cumulated_batch_size = metric.cumulated_batch_size + entry["weight"]
+
+
+def collect_last_values(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
+    """The last value of each metric that the training logs per step, for a checkpoint.
+
+    Lightning 2.6 logs it again in a step in which the module logs nothing.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    values = {}
+    for key, metric in loop._results.valid_items():
+        if metric.is_tensor and metric.meta.on_step and metric._forward_cache is not None:
+            flags = {name: getattr(metric.meta, name) for name in FLAGS}
+            flags["on_epoch"] = metric.meta.on_epoch
+            values[key] = {"value": metric._forward_cache.item(), "flags": flags}
+    return values
+
+
+def resume_last_values(trainer: "L.Trainer", values: dict[str, dict[str, Any]]) -> None:
+    """Let the training begin with what ``collect_last_values`` gave, until it logs other values."""
+    import torch
+    from lightning.pytorch.trainer.connectors.logger_connector import result
+
+    loop: Any = trainer.fit_loop.epoch_loop
+    results: Any = loop._results
+    last_values = _last_values(trainer)
+    for key, entry in values.items():
+        metric: Any = result._ResultMetric(result._Metadata(**entry["flags"]), is_tensor=True)
+        metric.meta.sync = result._Sync()
+        metric._forward_cache = torch.tensor(entry["value"])
+        results[key] = last_values[key] = metric
+    log = type(results).log
+
+    def log_anew(fx: str, name: str, *args: Any, **options: Any) -> None:
+        # Only the call of `self.log` knows how the metric is reduced.
+        if last_values.pop(f"{fx}.{name}", None) is not None:
+            del results[f"{fx}.{name}"]
+        log(results, fx, name, *args, **options)
+
+    results.log = log_anew
+
+
+def _last_values(trainer: "L.Trainer") -> dict[str, Any]:
+    """Those metrics that stand for a value of before the interruption."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    values: dict[str, Any] = loop.__dict__.setdefault("last_values", {})
+    return values
+
+
+def _drop_last_values(trainer: "L.Trainer") -> None:
+    """Forget those that would count as metrics of the epoch."""
+    results: Any = trainer.fit_loop.epoch_loop._results
+    last_values = _last_values(trainer)
+    for key in list(last_values):
+        if last_values.pop(key).meta.on_epoch:
+            del results[key]
 
 
 def logged_metric_ids(trainer: "L.Trainer") -> set[int]:
