@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import pickle
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -140,27 +141,38 @@ class LossCheck(L.Callback):
         batch_idx: int,
     ) -> list[Finding]:
         """What this rank has found; nothing if it cannot be found out."""
-        slices = [batch]
         # One sample has no parts, so those of all ranks are put together.
-        if max(lengths) < 2:
-            slices = process_group.gather(move_data_to_device(batch, "cpu"))
+        slices = gather_slices(batch) if max(lengths) < 2 else [batch]
         if not can_fork():
             log.info("The loss is not checked: that needs Linux")
             return []
         # A slice that would be empty has a sample too, that of another rank.
         length = max(lengths[trainer.global_rank], 1)
-        try:
-            samples = first_samples(slices, length)
-            with gathered_weights(pl_module):
+        # All ranks take part in this, also one whose slice cannot be split.
+        with gathered_weights(pl_module) as are_whole:
+            if not are_whole:
+                log.info("The loss is not checked: the model is sharded, and too large for a rank")
+                return []
+            try:
+                samples = first_samples(slices, length)
                 step = Step(trainer, pl_module, batch_idx, copy_to_cpu(pl_module))
                 return call_in_fork(partial(check_step, step, *samples), TIMEOUT_S)
-        except (CannotSplit, ForkError) as error:
-            log.info("The loss is not checked: %s", error)
-        except Exception:
-            # A batch, a module and its weights are the user's: they may raise anything, and a check
-            # must not end a run that would have trained.
-            log.info("The loss is not checked", exc_info=True)
+            except (CannotSplit, ForkError) as error:
+                log.info("The loss is not checked: %s", error)
+            except Exception:
+                # A batch, a module and its weights are the user's: they may raise anything, and a
+                # check must not end a run that would have trained.
+                log.info("The loss is not checked", exc_info=True)
         return []
+
+
+def gather_slices(batch: Any) -> list[Any]:
+    """The slices of all ranks; of this rank only, if its batch cannot be sent to others."""
+    try:
+        return process_group.gather(move_data_to_device(batch, "cpu"))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # It is of the same kind on every rank, so none waits for the others.
+        return [batch]
 
 
 def lengths_of_slices(trainer: L.Trainer, batch_idx: int) -> tuple[int, ...] | None:

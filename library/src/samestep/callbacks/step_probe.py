@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import Metric
 
 from samestep import losses
-from samestep.data.samples import CannotSplit
 from samestep.ranks import compat
 from samestep.ranks.forked import call_in_fork
 from samestep.tracker import NullLogger
@@ -277,22 +276,21 @@ class ConstantNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def gathered_weights(module: nn.Module) -> Iterator[None]:
+def gathered_weights(module: nn.Module) -> Iterator[bool]:
     """Let each rank have the whole weights within this block, if they are sharded.
 
-    Raises:
-        CannotSplit: if they are too large for that.
+    Every rank must enter it. Gives whether they are whole: they may be too large for one rank.
     """
     sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
     size = sum(parameter.numel() for parameter in module.parameters())
     if sharded and size > MAX_GATHERED:
-        raise CannotSplit(f"the model is sharded, and {size} weights are too many for one rank")
+        yield False
+        return
     for part in sharded:
         part.unshard()
     try:
-        if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
-            raise CannotSplit("the model is sharded in another way")
-        yield
+        # Some may be sharded in another way, such as by columns.
+        yield not any(isinstance(parameter, DTensor) for parameter in module.parameters())
     finally:
         for part in sharded:
             part.reshard()

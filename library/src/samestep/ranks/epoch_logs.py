@@ -50,7 +50,6 @@ def reduce_logs_over_ranks() -> None:
     def end_batches_and_reduce(connector: Any) -> None:
         end_batches(connector)
         if connector.trainer.training:
-            _drop_last_values(connector.trainer)
             merge_saved_logs(connector.trainer, is_end=True)
         _reduce_logs(connector)
 
@@ -210,6 +209,8 @@ def _merge(trainer: "L.Trainer", key: str, entry: Entry) -> None:
     from lightning.pytorch.trainer.connectors.logger_connector import result
 
     results: Any = trainer.fit_loop.epoch_loop._results
+    if _last_values(trainer).pop(key, None) is not None:
+        del results[key]
     reduction = getattr(torch, entry["reduction"])
     if key not in results:
         meta = result._Metadata(**entry["flags"], on_epoch=True, reduce_fx=reduction)
@@ -237,7 +238,8 @@ def collect_last_values(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
     for key, metric in loop._results.valid_items():
         if metric.is_tensor and metric.meta.on_step and metric._forward_cache is not None:
             flags = {name: getattr(metric.meta, name) for name in FLAGS}
-            flags["on_epoch"] = metric.meta.on_epoch
+            # Its mean over the epoch is kept by `collect_logs`.
+            flags |= {"name": metric.meta.forked_name(on_step=True), "on_epoch": False}
             values[key] = {"value": metric._forward_cache.item(), "flags": flags}
     return values
 
@@ -271,15 +273,6 @@ def _last_values(trainer: "L.Trainer") -> dict[str, Any]:
     loop: Any = trainer.fit_loop.epoch_loop
     values: dict[str, Any] = loop.__dict__.setdefault("last_values", {})
     return values
-
-
-def _drop_last_values(trainer: "L.Trainer") -> None:
-    """Forget those that would count as metrics of the epoch."""
-    results: Any = trainer.fit_loop.epoch_loop._results
-    last_values = _last_values(trainer)
-    for key in list(last_values):
-        if last_values.pop(key).meta.on_epoch:
-            del results[key]
 
 
 def logged_metric_ids(trainer: "L.Trainer") -> set[int]:
