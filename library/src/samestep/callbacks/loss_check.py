@@ -156,7 +156,7 @@ class LossCheck(L.Callback):
             try:
                 samples = first_samples(slices, length)
                 step = Step(trainer, pl_module, batch_idx, copy_to_cpu(pl_module))
-                return call_in_fork(partial(check_step, step, *samples), TIMEOUT_S)
+                return check_in_fork(step, *samples)
             except (CannotSplit, ForkError) as error:
                 log.info("The loss is not checked: %s", error)
             except Exception:
@@ -217,23 +217,44 @@ def first_samples(slices: Sequence[Any], length: int) -> tuple[Any, int]:
 # -- In the fork -----------------------------------------------------------------------------------
 
 
-def check_step(step: Step, batch: Any, length: int) -> list[Finding]:
-    """What makes the step of this batch differ from those of its parts."""
-    step.prepare()
+def check_in_fork(step: Step, batch: Any, length: int) -> list[Finding]:
+    """What makes the step of this batch differ from those of its parts, found in a fork.
+
+    Raises:
+        ForkError: if the step fails.
+    """
     try:
-        # In 64 bits a difference is no rounding.
-        precise = dataclasses.replace(step, is_double=True)
-        plain, second = precise.compute_in_turn([batch, batch], evaluates=True)
-        step = precise
+        found = call_in_fork(partial(check_step, step, batch, length), TIMEOUT_S)
     except ForkError:
-        plain, second = step.compute_in_turn([batch, batch], evaluates=True)
-    # A fork for each step takes longer than a step.
-    step.is_repeatable = plain.losses == second.losses
+        # Such as a model that names its type of numbers itself.
+        step = dataclasses.replace(step, is_double=False)
+        found = call_in_fork(partial(check_step, step, batch, length), TIMEOUT_S)
+    if found is None:
+        # A fork for each step takes longer than a step, so it is the second try.
+        step = dataclasses.replace(step, is_repeatable=False)
+        found = call_in_fork(partial(check_step, step, batch, length), TIMEOUT_S)
+    assert found is not None
+    return found
+
+
+def check_step(step: Step, batch: Any, length: int) -> list[Finding] | None:
+    """What makes the step of this batch differ from those of its parts.
+
+    None if the steps must be computed in forks of their own, and are not yet.
+    """
+    step.prepare()
+    # The loss of a second step says whether it matters what the first one leaves behind.
+    plain, again = step.compute_in_turn([batch, batch], evaluates=True)
+    if step.is_repeatable and plain.losses != again.losses:
+        return None
     if not plain.losses:
         raise CannotSplit("training_step returns no loss")
     findings = check_loss(step, batch, length, plain)
-    # As it is trained, with dropout and the statistics of the batch.
-    trained = step.compute(batch, evaluates=False)
+    # As it is trained, with dropout and the statistics of the batch. Not before: batch norm would
+    # evaluate by other statistics from here on.
+    trained, again = step.compute_in_turn([batch, batch], evaluates=False)
+    if step.is_repeatable and trained.losses != again.losses:
+        return None
     if trained.state:
         findings += check_state(step, batch, length, trained)
     # The batches of a step draw the same numbers on any number of ranks, if there is one.
@@ -282,9 +303,6 @@ def check_state(step: Step, batch: Any, length: int, whole: Answer) -> list[Find
     """
     ranges = [slice(0, length // 2), slice(length // 2, length)]
     parts = [take(batch, length, chosen) for chosen in ranges]
-    # The loss of a second step says whether it matters what the first one leaves behind.
-    first, second = step.compute_in_turn([batch, batch], evaluates=False)
-    step = dataclasses.replace(step, is_repeatable=first.losses == second.losses)
     if step.is_on_ranks:
         answers = compute_parts(step, parts, evaluates=False, exchanges=True)
         names = find_unequal(step, whole.state, [answer.state for answer in answers], ranges)
