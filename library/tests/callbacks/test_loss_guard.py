@@ -98,3 +98,11 @@ def test_one_step_too_many_ends_the_run_before_the_update():
     with pytest.raises(RunError, match=r"step 6: the loss on rank 0 .*Lower the learning rate"):
         fit(model, guard, {3: torch.nan, 5: torch.inf})
     assert torch.equal(model.layer.weight, model.weights[5])
+
+
+@pytest.mark.parametrize(("guilty", "is_named"), [(["1"], True), (["0", "1"], False)])
+def test_a_slice_without_a_target_has_a_remedy(monkeypatch, guilty: list[str], is_named: bool):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RunError, match="step 4: the loss on rank") as raised:
+        LossGuard(0)._report_skipped(4, guilty, is_global_zero=True)
+    assert ("samestep.mean" in str(raised.value)) == is_named

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from samestep.errors import RunError
 from samestep.option_names import setting
-from samestep.ranks import compat
+from samestep.ranks import compat, environment
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import norm_of, parameters_of
 
@@ -130,14 +130,17 @@ class LossGuard(L.Callback):
         Raises:
             RunError: if too many steps were skipped.
         """
-        where = "the gradient of all ranks"
+        where, remedy = "the gradient of all ranks", ""
         if guilty:
             where = f"the loss on rank {', '.join(guilty)}"
+        # A mean over no token or target is nan, although the batch as a whole has some.
+        if 0 < len(guilty) < environment.world_size():
+            remedy = "If a slice of the batch has nothing to learn from, use samestep.mean. "
         what = f"step {step}: {where} is infinite or nan"
         self.num_skipped += 1
         if self.num_skipped > self.max_skipped:
             raise RunError(
-                f"{what}; the step was not taken, and the checkpoints are from before it. "
+                f"{what}; the step was not taken, and the checkpoints are from before it. {remedy}"
                 f"Lower the learning rate, clip with {setting('gradient_clip_val', 1.0)}, or skip "
                 f"such steps with {setting('max_skipped', 10, of='LossGuard')}"
             )
