@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from samestep.callbacks.loss_guard import LossGuard, sum_on_cpu
 from samestep.errors import RunError
+from samestep.ranks import environment
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*")
 
@@ -102,7 +103,7 @@ def test_one_step_too_many_ends_the_run_before_the_update():
 
 @pytest.mark.parametrize(("guilty", "is_named"), [(["1"], True), (["0", "1"], False)])
 def test_a_slice_without_a_target_has_a_remedy(monkeypatch, guilty: list[str], is_named: bool):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(environment, "world_size", lambda: 2)
     with pytest.raises(RunError, match="step 4: the loss on rank") as raised:
         LossGuard(0)._report_skipped(4, guilty, is_global_zero=True)
     assert ("samestep.mean" in str(raised.value)) == is_named
