@@ -1,9 +1,10 @@
 """Runs a style through the experiments of ``samestep verify``, in a project of the laboratory.
 
-What ``samestep.verify.experiments`` says of a cell counts, and three things more: a cell may only
+What ``samestep.verify.experiments`` says of a cell counts, and four things more: a cell may only
 be announced by a note that the style is expected to cause, so that a table of notes that excuses
-too much cannot hide anything; ``samestep evaluate`` must find the metrics of the test again; and
-``is_per_rank`` excuses other weights on two ranks.
+too much cannot hide anything; ``samestep evaluate`` must find the metrics of the test again; where
+a killed run is identical, it must have found its repeated steps equal; and ``is_per_rank`` excuses
+other weights on two ranks.
 """
 
 import json
@@ -18,6 +19,7 @@ import yaml
 
 from labs.foreign.styles.base import Style
 from library.tests.programs import PATIENCE_S
+from samestep.run import receipts, record
 from samestep.verify.experiments import (
     ANNOUNCED,
     DIFFERS,
@@ -30,6 +32,7 @@ from samestep.verify.experiments import (
     Cell,
     Experiments,
     Settings,
+    slug,
 )
 from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics
 
@@ -64,7 +67,18 @@ class Matrix:
         cells = experiments.run(columns)
         if cells.get(UNDISTURBED, Cell("")).word == IDENTICAL:
             cells[UNDISTURBED] = self.evaluate_again(experiments.undisturbed.run_dir)
+        if cells.get(KILLED, Cell("")).word == IDENTICAL:
+            cells[KILLED] = self.judge_receipts(style)
         return {column: judge(style, column, cell) for column, cell in cells.items()}
+
+    def judge_receipts(self, style: Style) -> Cell:
+        """Whether the killed run, which is identical, has found its repeated steps equal."""
+        place = self.directory / "records" / self.id_of(style) / slug(KILLED) / "runs"
+        (path,) = place.glob("*/run.json")
+        results = [repeat["result"] for repeat in record.read(path.parent).repeats]
+        if results == [receipts.EQUAL]:
+            return Cell(IDENTICAL)
+        return Cell(DIFFERS, f"identical, but the comparison of repeated steps says {results}")
 
     def settings_of(self, style: Style) -> Settings:
         """The run as a user would start it, with its own limits: it is short."""
