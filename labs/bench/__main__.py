@@ -10,16 +10,17 @@ recipe must have the same losses, or their times do not count and the exit code 
 go to runs/bench.json, and into the table of docs/performance.md.
 """
 
-import argparse
 import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from labs import pages
 from labs.bench import measure
 from labs.bench.measure import ROOT, Row
 from labs.bench.rows import all_rows
+from labs.command import make_parser
 from samestep.ranks import process
 from samestep.run.provenance import machine_info
 
@@ -33,8 +34,7 @@ def note(page: Path, order: Sequence[str], lines: Sequence[list[str]]) -> None:
 
     Lines of one workload have its name, and its peaks of memory, once.
     """
-    before, _, rest = page.read_text().partition("<!-- table -->\n")
-    old, _, after = rest.partition("<!-- end -->")
+    old = pages.read_table(page.read_text())
     cells: list[list[str]] = []
     for line in old.splitlines()[2:]:
         title, *others, peak = (cell.strip() for cell in line.split("|")[1:-1])
@@ -51,7 +51,7 @@ def note(page: Path, order: Sequence[str], lines: Sequence[list[str]]) -> None:
     text = "\n".join(
         f"| {' | '.join(row)} |" for row in [HEADINGS, ["---"] * len(HEADINGS), *table]
     )
-    page.write_text(f"{before}<!-- table -->\n{text}\n<!-- end -->{after}")
+    pages.write_table(page, f"{text}\n")
 
 
 def bench(
@@ -82,10 +82,7 @@ def bench(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m labs.bench", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = make_parser("bench", __doc__)
     parser.add_argument("words", nargs="*", help="parts of the names of rows; none: every row")
     parser.add_argument("--repeats", type=int, default=9, help="default: 9")
     parser.add_argument(

@@ -27,20 +27,18 @@ Without Docker, a Linux machine is such a cluster, as root: start ``labs.servers
 A killed test may leave namespaces and volumes called project-e2e-... behind. No torch is needed.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from labs.command import make_parser
+
 HERE = Path(__file__).parent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m labs.e2e", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = make_parser("e2e", __doc__)
     _, arguments = parser.parse_known_args()
     # Without the conftest.py of tests/, which needs torch.
     command = ["-p", "no:xdist", f"--confcutdir={HERE}", str(HERE), *arguments]

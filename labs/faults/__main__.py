@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from labs.command import make_parser
 from labs.faults.experiments import EXPERIMENTS, note
 from labs.faults.lab import ETCD, PODS, Experiment, Laboratory, Outcome
 from library.tests import etcd_server, pods
@@ -27,10 +28,7 @@ from samestep.ranks import process
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m labs.faults", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = make_parser("faults", __doc__)
     parser.add_argument("words", nargs="*", help="only faults with all of these words")
     parser.add_argument("--from", type=int, default=1, dest="first", help="number to begin with")
     parser.add_argument("--list", action="store_true", help="print the faults, and run none")

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from labs import pages
 from labs.faults.lab import (
     ETCD,
     OWN_FOLDERS,
@@ -172,11 +173,8 @@ EXPERIMENTS = [
 
 def note(experiment: Experiment, outcome: Outcome) -> None:
     """Put a result into the table of labs/faults/results.md, in the order of ``EXPERIMENTS``."""
-    text = TABLE.read_text()
-    before, _, rest = text.partition("<!-- table -->\n")
-    old, _, after = rest.partition("<!-- end -->")
     rows = {}
-    for line in old.splitlines()[2:]:  # below the headings
+    for line in pages.read_table(TABLE.read_text()).splitlines()[2:]:  # below the headings
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         rows[cells[0], cells[1]] = cells
     result = "yes" if outcome.survived else f"**no**: {outcome.why}"
@@ -191,5 +189,4 @@ def note(experiment: Experiment, outcome: Outcome) -> None:
     for known in EXPERIMENTS:
         if row := rows.get((known.name, known.topology)):
             lines.append(f"| {' | '.join(row)} |")
-    table = "\n".join(lines)
-    TABLE.write_text(f"{before}<!-- table -->\n{table}\n<!-- end -->{after}")
+    pages.write_table(TABLE, "\n".join([*lines, ""]))

@@ -7,7 +7,6 @@ python -m labs.foreign --keep DIR         # leave the runs in this new folder
 python -m labs.foreign --no-table         # every style, but change no file
 """
 
-import argparse
 import re
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from labs import pages
+from labs.command import is_chosen, make_parser
 from labs.foreign.matrix import COLUMNS, GOOD, Matrix
 from labs.foreign.styles import STYLES
 from labs.foreign.styles.base import Style
@@ -62,16 +62,13 @@ def read_table(page: str) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m labs.foreign", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = make_parser("foreign", __doc__)
     parser.add_argument("names", nargs="*", help="texts in the names of styles")
     parser.add_argument("--jobs", type=int, default=2, help="programs at once")
     parser.add_argument("--no-table", action="store_true", help="print the results only")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs")
     args = parser.parse_args()
-    chosen = [style for style in STYLES if is_chosen(style, args.names)]
+    chosen = [style for style in STYLES if is_chosen(style.name, args.names)]
     # The programs start as forks of a process that has imported the libraries: half of the time.
     fork_server.install(environment())
     started = time.monotonic()
@@ -85,10 +82,6 @@ def main() -> None:
     if not args.names and not args.no_table:
         pages.write_table(PAGE, render(rows))
     sys.exit(any(word not in GOOD for word in words))
-
-
-def is_chosen(style: Style, names: Sequence[str]) -> bool:
-    return not names or any(name in style.name for name in names)
 
 
 def run_all(matrix: Matrix, styles: Sequence[Style], jobs: int) -> dict[str, dict[str, Cell]]:

@@ -9,7 +9,6 @@ other weights on two ranks.
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from labs.foreign.styles.base import Style
+from labs.project import copy_project
 from library.tests.programs import PATIENCE_S
 from samestep.run import receipts, record
 from samestep.verify.experiments import (
@@ -54,10 +54,7 @@ class Matrix:
     def __init__(self, directory: Path, timeout_s: float = PATIENCE_S) -> None:
         self.directory = directory
         self.timeout_s = timeout_s
-        shutil.copytree(ROOT / "configs", directory / "configs")
-        shutil.copy(ROOT / "train.py", directory)
-        shutil.copytree(ROOT / "scripts", directory / "scripts")
-        (directory / "src").symlink_to(ROOT / "src")
+        copy_project(directory)
         self.variables = environment(PYTHONPATH=f"{directory / 'src'}:{ROOT}")
 
     def run(self, style: Style, columns: Sequence[str] = COLUMNS) -> dict[str, Cell]:

@@ -9,12 +9,12 @@ Without ``deterministic`` kernels of cuDNN add in any order. Two undisturbed run
 the others differ as much.
 """
 
-import argparse
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from labs.command import is_chosen, make_parser
 from library.tests.programs import PATIENCE_S
 from samestep.node import agent
 from samestep.ranks import process
@@ -47,10 +47,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m labs.gpu", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = make_parser("gpu", __doc__)
     parser.add_argument("names", nargs="*", help="texts in the names of settings")
     parser.add_argument("--jobs", type=int, default=4, help="settings at once")
     parser.add_argument("--accelerator", choices=["gpu", "cpu"], default="gpu")
@@ -60,10 +57,7 @@ def main() -> int:
         print("error: this machine has no GPU that torch can use", file=sys.stderr)
         return 2
     ranks = 2 if args.accelerator == "cpu" else min(2, num_gpus)
-    chosen = []
-    for name in SETTINGS:
-        if not args.names or any(text in name for text in args.names):
-            chosen.append(name)
+    chosen = [name for name in SETTINGS if is_chosen(name, args.names)]
     is_good = True
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
         waiting = {}

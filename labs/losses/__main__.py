@@ -7,7 +7,6 @@ python -m labs.losses --no-table      # every loss, but change no file
 python -m labs.losses --keep DIR      # leave the results in this new folder
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from labs import pages
+from labs.command import is_chosen, make_parser
 from labs.losses import program
 from labs.losses.program import MODES, Job, jobs_of, modes_of, path_of, read_results
 from labs.losses.shapes import SHAPES
@@ -33,16 +33,13 @@ PAGE = ROOT / "docs" / "losses.md"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m labs.losses", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = make_parser("losses", __doc__)
     parser.add_argument("names", nargs="*", help="texts in the names of losses")
     parser.add_argument("--jobs", type=int, default=2, help="programs at once")
     parser.add_argument("--no-table", action="store_true", help="print the results only")
     parser.add_argument("--keep", type=Path, help="a new folder for the results")
     args = parser.parse_args()
-    chosen = [shape for shape in SHAPES if is_chosen(shape, args.names)]
+    chosen = [shape for shape in SHAPES if is_chosen(shape.name, args.names)]
     # The programs start as forks of a process that has imported the libraries.
     fork_server.install(environment())
     started = time.monotonic()
@@ -64,10 +61,6 @@ def main() -> None:
     if not args.names and not args.no_table:
         pages.write_table(PAGE, render(verdicts))
     sys.exit(has_bad)
-
-
-def is_chosen(shape: Shape, names: Sequence[str]) -> bool:
-    return not names or any(name in shape.name for name in names)
 
 
 def run_all(folder: Path, shapes: Sequence[Shape], jobs: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from labs.losses.program import ACCUMULATED, CUT, WHOLE, Result
-from samestep.callbacks.loss_check import KNOWN
+from samestep.run_spec import KNOWN_DIFFERENCES
 
 TOLERANCE = 1e-12
 EXACT, ANNOUNCED, SILENT, NOISE, FAILED = "exact", "announced", "silent", "noise", "failed"
@@ -70,7 +70,7 @@ def is_good(verdict: Verdict, mode: str, *, is_mended: bool) -> bool:
 def notes_in(said: str) -> tuple[str, ...]:
     """What the notes that were printed name, as ``Trainer(allow=)`` does."""
     notes = "\n".join(re.findall("^Note: .*$", said, re.M))
-    return tuple(kind for kind in KNOWN if f"[{kind}]" in notes)
+    return tuple(kind for kind in KNOWN_DIFFERENCES if f"[{kind}]" in notes)
 
 
 def largest_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:

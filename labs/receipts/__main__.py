@@ -9,9 +9,7 @@ note says that a repeated step differs, and what. Its twin, the same program wit
 checkpoint, must repeat the same steps without a note.
 """
 
-import argparse
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +21,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from labs import pages
+from labs.command import is_chosen, make_parser
+from labs.project import copy_project
 from labs.receipts.causes import CAUSES, Cause
 from samestep.ranks import process
 from samestep.run import record
+from samestep.run.receipts import DIFFERENT, EQUAL
 from tests import fork_server
 from tests.conftest import NO_PICTURES, ROOT, environment
 
@@ -35,7 +37,6 @@ MARKERS = ("<!-- receipts -->\n", "<!-- end of receipts -->")
 HEADING = "| the state is in | the note names | with the state in the checkpoint |\n|---|---|---|"
 NOTE = re.compile(r"^Note: (step \d+ is repeated) (.*?)(?:, \S+ instead of \S+)?: (.*)$", re.M)
 TEMPLATE = "the template: "
-EQUAL = "equal"
 
 
 class Row(NamedTuple):
@@ -66,10 +67,7 @@ def run(cause: Cause, kind: str, folder: Path, *, in_template: bool) -> subproce
 
 def command_of_template(cause: Cause, kind: str, folder: Path) -> list[str]:
     """The command of a project that has the program in its configuration."""
-    shutil.copytree(ROOT / "configs", folder / "configs")
-    shutil.copytree(ROOT / "scripts", folder / "scripts")
-    shutil.copy(ROOT / "train.py", folder)
-    (folder / "src").symlink_to(ROOT / "src")
+    copy_project(folder)
     for group in ("model", "data"):
         node = {"_target_": f"labs.receipts.program.{group}_of", "name": cause.name, "kind": kind}
         (folder / f"configs/{group}/cause.yaml").write_text(yaml.dump(node))
@@ -87,7 +85,7 @@ def examine(cause: Cause, directory: Path, *, in_template: bool = False) -> Row:
     done = run(cause, "lost", folder / "lost", in_template=in_template)
     notes = NOTE.findall(done.stdout)
     (repeat,) = repeats_in(folder / "lost", in_template=in_template)
-    if len(notes) != 1 or repeat["result"] != "different":
+    if len(notes) != 1 or repeat["result"] != DIFFERENT:
         wrong.append(f"{len(notes)} notes, {repeat['result']}")
     said = "nothing"
     if notes:
@@ -122,8 +120,7 @@ def render(rows: Sequence[Row]) -> str:
 
 def read_table(page: str) -> dict[str, tuple[str, str]]:
     """What the note and the twin of each cause say."""
-    start, end = MARKERS
-    table = page.partition(start)[2].partition(end)[0]
+    table = pages.read_table(page, MARKERS)
     _, *lines = re.findall(r"^\| (.*) \|$", table, re.M)
     found = {}
     for line in lines:
@@ -133,23 +130,13 @@ def read_table(page: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def write_table(rows: Sequence[Row]) -> None:
-    start, end = MARKERS
-    before, _, rest = PAGE.read_text().partition(start)
-    _, _, after = rest.partition(end)
-    PAGE.write_text(f"{before}{start}{render(rows)}{end}{after}")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m labs.receipts", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = make_parser("receipts", __doc__)
     parser.add_argument("names", nargs="*", help="texts in the names of causes")
     parser.add_argument("--jobs", type=int, default=2, help="programs at once")
     parser.add_argument("--no-table", action="store_true", help="print the results only")
     args = parser.parse_args()
-    chosen = [c for c in CAUSES if not args.names or any(name in c.name for name in args.names)]
+    chosen = [cause for cause in CAUSES if is_chosen(cause.name, args.names)]
     # The programs start as forks of a process that has imported the libraries.
     fork_server.install(environment())
     rows = []
@@ -162,7 +149,7 @@ def main() -> None:
             print(f"{row.name}: {row.note}; twin: {row.twin} {row.wrong}", flush=True)
             rows.append(row)
     if not args.names and not args.no_table:
-        write_table(rows)
+        pages.write_table(PAGE, render(rows), MARKERS)
     sys.exit(any(row.wrong for row in rows))
 
 

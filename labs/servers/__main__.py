@@ -6,20 +6,17 @@ When everything answers, FOLDER/kubeconfig leads kubectl and ``samestep launch``
 each server is FOLDER/NAME.log. labs/servers/build.sh builds the servers, once.
 """
 
-import argparse
 import signal
 import sys
 import time
 from pathlib import Path
 
+from labs.command import make_parser
 from labs.servers.start import Servers, why_not
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m labs.servers", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = make_parser("servers", __doc__)
     parser.add_argument("folder", type=Path, help="for the kubeconfig, the logs and etcd's data")
     parser.add_argument(
         "--while", dest="parent", type=int, default=0, metavar="PID",
