@@ -4,8 +4,10 @@
 """
 
 import dataclasses
+import gc
 import random
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +26,6 @@ from torchmetrics import MeanMetric
 import samestep
 from library.tests.kit import check_same, fit, on_ranks, rows, weights
 from samestep import BatchLoader, losses
-from samestep.callbacks import loss_check
 from samestep.callbacks.loss_check import LossCheck
 from samestep.data import samples
 from samestep.data.sampler import split
@@ -33,9 +34,10 @@ from samestep.errors import ConfigError, RunError
 from samestep.losses import AccumulatedMean
 from samestep.ranks import environment, process_group
 from samestep.ranks.forked import ForkError, call_in_fork
+from samestep.run_spec import KNOWN_DIFFERENCES
 
 SCALES = torch.tensor([1.0, 5.0, 0.2], dtype=torch.float64)
-ALL = list(loss_check.KNOWN)
+ALL = list(KNOWN_DIFFERENCES)
 
 
 def make_data(num: int = 60) -> TensorDataset:
@@ -382,6 +384,14 @@ def test_a_mean_on_one_rank_is_the_mean():
     assert samestep.mean(torch.ones(3, dtype=torch.float16)).dtype == torch.float32
 
 
+def test_a_mean_is_not_kept_where_nothing_is_accumulated():
+    """Its gradient graph holds the activations of a whole step."""
+    losses.begin_batch()
+    reference = weakref.ref(samestep.mean(torch.ones(2, requires_grad=True)))
+    gc.collect()
+    assert reference() is None
+
+
 @pytest.mark.parametrize(
     ("values", "scales", "says"),
     [
@@ -407,14 +417,15 @@ def test_another_kind_of_loss_within_a_run_is_an_error():
     accumulated = AccumulatedMean()
     values = torch.ones(2, requires_grad=True)
     for scales in (values.detach(), None):
-        batch = losses.begin_batch()
+        means: list[losses.Mean] = []
+        losses.begin_batch(means=means)
         loss = samestep.mean(values, scales)
         if scales is None:
-            batch.means.append(dataclasses.replace(batch.means[0], weights=values))
+            means.append(dataclasses.replace(means[0], weights=values))
             with pytest.raises(RunError, match="every batch must have the same kind of loss"):
-                accumulated.add(batch.means, loss, 2, 1.0)
+                accumulated.add(means, loss, 2, 1.0)
         else:
-            accumulated.add(batch.means, loss, 2, 1.0)
+            accumulated.add(means, loss, 2, 1.0)
     assert accumulated.is_used
 
 

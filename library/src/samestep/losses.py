@@ -15,7 +15,7 @@ Learning of Visual Representations" (2020), whose loss compares all samples of a
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -99,8 +99,8 @@ class Batch:
     """Whether other ranks may not have a batch at this moment."""
     counts: bool = True
     """Whether the samples of our slice are ours: one that would be empty repeats a sample."""
-    means: list[Mean] = field(default_factory=list)
-    """The calls of ``mean`` so far."""
+    means: list[Mean] | None = None
+    """The calls of ``mean`` so far; None if they are not needed: each keeps its gradient graph."""
 
     def find_peers(self) -> Peers | None:
         """The peers; None if there are none."""
@@ -113,11 +113,10 @@ class Batch:
 _batch = Batch()
 
 
-def begin_batch(**facts: Any) -> Batch:
+def begin_batch(**facts: Any) -> None:
     """Let ``mean`` and ``gather_batch`` be of this batch from now on; see ``Batch``."""
     global _batch
     _batch = Batch(**facts)
-    return _batch
 
 
 class _Total(torch.autograd.Function):
@@ -206,7 +205,8 @@ def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     numerator, denominator = sums
     is_empty = denominator == 0
     value: Tensor = (numerator / torch.where(is_empty, 1.0, denominator)).to(dtype)
-    _batch.means.append(Mean(value, weights, values.numel(), denominator.detach()))
+    if _batch.means is not None:
+        _batch.means.append(Mean(value, weights, values.numel(), denominator.detach()))
     return value
 
 
@@ -216,8 +216,8 @@ def gather_batch(tensor: Tensor) -> Tensor:
 
     For losses that compare samples. Every rank must call it equally often in each step. The
     gradient of the loss flows back to the rank that has the sample, whether each rank computes the
-    loss of the whole batch, or compares its own slice with it. It takes two collective operations,
-    and an all-reduce of the whole batch in the backward pass.
+    loss of the whole batch, or compares its own slice with it. It exchanges the
+    shapes and the slices, and takes an all-reduce of the whole batch in the backward pass.
 
     Args:
         tensor: ``[B, ...]``, the samples of this rank; lengths may differ between ranks, other

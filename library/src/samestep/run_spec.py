@@ -7,6 +7,10 @@ from typing import Any
 
 from samestep.option_names import setting
 
+LOSS, RANDOM, BATCH_NORM, STATE = "loss", "random_numbers", "batch_norm", "state"
+KNOWN_DIFFERENCES = LOSS, RANDOM, BATCH_NORM, STATE
+"""What may make other steps on another number of ranks, if a run is allowed to."""
+
 
 def no_report(run_dir: Path) -> None:
     """Write nothing: what a run without a report does at its end."""
@@ -44,7 +48,7 @@ class RunSpec:
     split_batches: bool = False
     """Whether ``batch_size`` of an ordinary DataLoader counts samples over all ranks."""
     allow: Sequence[str] = ()
-    """Notes about steps that differ on another number of ranks, which are not printed."""
+    """Some of ``KNOWN_DIFFERENCES``, about which no note is printed."""
 
     # How it continues
     allow_changes: Sequence[str] = ()

@@ -30,25 +30,21 @@ from samestep.data.samples import CannotSplit, join, take
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import compat, process_group
-from samestep.ranks.forked import ForkError, call_in_fork, can_fork
+from samestep.ranks.forked import ForkError, ForkTimeout, call_in_fork, can_fork
+from samestep.run_spec import BATCH_NORM, KNOWN_DIFFERENCES, LOSS, RANDOM, STATE
 
 log = logging.getLogger(__name__)
 
-LOSS, RANDOM, BATCH_NORM, STATE = "loss", "random_numbers", "batch_norm", "state"
-KNOWN = (LOSS, RANDOM, BATCH_NORM, STATE)
-"""What a run can be allowed to do differently on another number of ranks."""
 DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 MAX_SAMPLES = 16  # of a slice, whose loss is computed several times
 MAX_PASSES = 4  # each completes what the one before has given
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Relative difference of losses that are equal but for the order of their sums."""
 
 
 class Finding(NamedTuple):
     """Why ranks would take another step."""
 
     kind: str
-    """One of ``KNOWN``."""
+    """One of ``KNOWN_DIFFERENCES``."""
     facts: str
     """What was measured, or where."""
     is_of_ranks: bool = True
@@ -92,8 +88,8 @@ class LossCheck(L.Callback):
 
     Everything is computed in a fork of this process, on the CPU, from at most ``MAX_SAMPLES``
     samples: no attribute, metric, buffer, generator or log of the run changes. It is left out where
-    that is impossible: models that are sharded, batches whose samples cannot be told apart.
-    logs/rank-0.log says so then.
+    that is impossible: sharded models that are too large for one rank, batches whose samples cannot
+    be told apart. logs/rank-0.log says so then.
 
     Args:
         allow: the findings that are known, and are not printed: ``loss``, ``random_numbers``,
@@ -105,9 +101,10 @@ class LossCheck(L.Callback):
 
     def __init__(self, allow: Sequence[str] = ()) -> None:
         for name in allow:
-            if name not in KNOWN:
+            if name not in KNOWN_DIFFERENCES:
                 raise ConfigError(
-                    f"{option('allow')}: {name} is not known; choose from {', '.join(KNOWN)}"
+                    f"{option('allow')}: {name} is not known; choose from "
+                    f"{', '.join(KNOWN_DIFFERENCES)}"
                 )
         self.allow = tuple(allow)
         self._has_checked = False
@@ -120,7 +117,7 @@ class LossCheck(L.Callback):
             return
         self._has_checked = True
         lengths = lengths_of_slices(trainer, batch_idx)
-        if lengths is None or set(KNOWN).issubset(self.allow):
+        if lengths is None or set(KNOWN_DIFFERENCES).issubset(self.allow):
             return
         own = self._find(trainer, pl_module, batch, lengths, batch_idx)
         found: dict[str, Finding] = {}
@@ -225,6 +222,8 @@ def check_in_fork(step: Step, batch: Any, length: int) -> list[Finding]:
     """
     try:
         found = call_in_fork(partial(check_step, step, batch, length), TIMEOUT_S)
+    except ForkTimeout:
+        raise
     except ForkError:
         # Such as a model that names its type of numbers itself.
         step = dataclasses.replace(step, is_double=False)
@@ -301,16 +300,20 @@ def check_state(step: Step, batch: Any, length: int, whole: Answer) -> list[Find
     What the loss does not depend on may differ: an attribute makes no difference then. Buffers
     become their mean over the ranks at the end of an epoch, which must be that of the whole batch.
     """
-    ranges = [slice(0, length // 2), slice(length // 2, length)]
-    parts = [take(batch, length, chosen) for chosen in ranges]
+    shares, parts = cut_in_two(batch, length, length // 2)
     if step.is_on_ranks:
         answers = compute_parts(step, parts, evaluates=False, exchanges=True)
-        names = find_unequal(step, whole.state, [answer.state for answer in answers], ranges)
+        names = find_unequal(step, whole.state, [answer.state for answer in answers], shares)
         if names:
             return [Finding(STATE, join_names(names))]
+    # What the loss does not depend on may be changed by each batch of a step.
     if is_cut_for_accumulation(step.trainer) and not step.is_repeatable:
         first, second = step.compute_in_turn(parts, evaluates=False)
-        names = find_unequal(step, whole.state, [{**first.state, **second.state}], ranges[1:])
+        left_behind = first.state | second.state
+        names = []
+        for name, value in whole.state.items():
+            if not is_equal(left_behind.get(name), value, step.tolerance):
+                names.append(name)
         if names:
             return [Finding(STATE, join_names(names), is_of_ranks=False)]
     return []
@@ -320,33 +323,40 @@ def find_unequal(
     step: Step,
     whole: Mapping[str, Tensor],
     of_parts: Sequence[Mapping[str, Tensor]],
-    ranges: Sequence[slice],
+    shares: Sequence[float],
 ) -> list[str]:
-    """The names of what the parts have other values of than the whole, and that matters."""
-    tolerance = TOLERANCE[torch.float64 if step.is_double else torch.float32]
+    """The names of what the parts have other values of than the whole, where that matters."""
     buffers = dict(step.module.named_buffers())
     names = []
     for name, value in whole.items():
         values = [part.get(name) for part in of_parts]
-        if all(own is not None and is_equal(own, value, tolerance) for own in values):
+        if all(is_equal(own, value, step.tolerance) for own in values):
             continue
-        mean = weighted_mean(values, ranges)
-        has_mean = mean is not None and is_equal(mean, value, tolerance)
-        is_harmless = has_mean or name not in buffers
+        mean = weighted_mean(values, shares)
+        is_harmless = name not in buffers or is_equal(mean, value, step.tolerance)
         if not (step.is_repeatable and is_harmless):
             names.append(name)
     return names
 
 
-def weighted_mean(values: Sequence[Tensor | None], ranges: Sequence[slice]) -> Tensor | None:
+def weighted_mean(values: Sequence[Tensor | None], shares: Sequence[float]) -> Tensor | None:
     """The mean of the values of parts, by their samples; None if they have none."""
     total: Tensor | None = None
-    for value, chosen in zip(values, ranges, strict=True):
+    for value, share in zip(values, shares, strict=True):
         if value is None or (total is not None and total.shape != value.shape):
             return None
-        share = (chosen.stop - chosen.start) / ranges[-1].stop
         total = value.double() * share + (0 if total is None else total)
     return total
+
+
+def cut_in_two(batch: Any, length: int, cut: int) -> tuple[list[float], list[Any]]:
+    """The shares of two parts in the samples of a batch, and the parts."""
+    shares: list[float] = []
+    parts: list[Any] = []
+    for chosen in (slice(0, cut), slice(cut, length)):
+        shares.append((chosen.stop - chosen.start) / length)
+        parts.append(take(batch, length, chosen))
+    return shares, parts
 
 
 def compare_with_parts(
@@ -368,21 +378,18 @@ def compare_with_parts(
         evaluates: whether layers such as dropout do nothing.
         exchanges: whether the parts share what they give to ``mean`` and ``gather_batch``.
     """
-    tolerance = TOLERANCE[torch.float64 if step.is_double else torch.float32]
     # Several, because a quantity may be equal in two halves by chance.
     for cut in {length // 2, max(length // 3, 1), 1}:
-        ranges = [slice(0, cut), slice(cut, length)]
-        parts = [take(batch, length, chosen) for chosen in ranges]
+        shares, parts = cut_in_two(batch, length, cut)
         answers = compute_parts(step, parts, evaluates=evaluates, exchanges=exchanges)
         for number, loss in enumerate(whole.losses):
             mean = 0.0
             size = abs(loss)
-            for chosen, answer in zip(ranges, answers, strict=True):
-                share = (chosen.stop - chosen.start) / length
+            for share, answer in zip(shares, answers, strict=True):
                 mean += share * answer.losses[number]
                 size = max(size, abs(answer.losses[number]))
             # Without a valid sample a part may be nan or infinite, which is close to nothing.
-            is_same = math.isfinite(size) and abs(mean - loss) <= tolerance * size
+            is_same = math.isfinite(size) and abs(mean - loss) <= step.tolerance * size
             if not is_same and math.isfinite(loss):
                 return f"{loss:.6g} for {length} samples, {mean:.6g} for two parts of them"
     return None

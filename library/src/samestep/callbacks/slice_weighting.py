@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -149,7 +150,9 @@ class SliceWeighting(L.Callback):
         if self._splits:
             self._check_splits(trainer)
         has_samples = self._order is None or self._order.weight(batch_idx) > 0
-        self._means = losses.begin_batch(counts=has_samples).means
+        self._means = []
+        accumulates = trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization
+        losses.begin_batch(counts=has_samples, means=self._means if accumulates else None)
         if self._is_measured:
             self._timer.start(pl_module, batch_idx)
 
@@ -236,7 +239,7 @@ class SliceWeighting(L.Callback):
     def _begin_evaluation(self, loaders: Any) -> None:
         self._set_shares(loaders)
         # Of a stream some ranks may have more batches than others, which would wait for them.
-        is_stream = any(length_of(loader) is None for loader in find_loaders(loaders))
+        is_stream = any(sized_len(loader) is None for loader in find_loaders(loaders))
         losses.begin_batch(is_alone=is_stream)
 
     def _set_shares(self, loaders: Any) -> None:
@@ -244,14 +247,6 @@ class SliceWeighting(L.Callback):
             return
         for loader in find_batch_loaders(loaders):
             loader.order.shares = self.shares
-
-
-def length_of(loader: Any) -> int | None:
-    """The number of batches of a loader; None if it is a stream."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def knows_ranks(sampler: Any) -> bool:

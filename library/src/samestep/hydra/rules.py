@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.hydra.nodes import flatten
+from samestep.run_spec import KNOWN_DIFFERENCES
 
 
 class Rule(NamedTuple):
@@ -149,7 +150,7 @@ OF_TRAINER = {
     "trainer.deterministic": NULL | BOOL | one_of("warn"),
     # Ours: ``batch_size`` of ordinary DataLoaders counts all ranks, and notes that are not printed.
     "trainer.split_batches": BOOL,
-    "trainer.allow": each(one_of("loss", "random_numbers", "batch_norm", "state")),
+    "trainer.allow": each(one_of(*KNOWN_DIFFERENCES)),
     # Lightning's other flags. They are rarely needed, and therefore not in configs/trainer.
     "trainer.min_steps": NULL | whole(1),
     "trainer.gradient_clip_algorithm": NULL | one_of("norm", "value"),

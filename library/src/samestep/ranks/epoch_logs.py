@@ -107,6 +107,11 @@ def _entry_of(metric: Any) -> Entry:
     return {"value": metric.value.item(), "weight": weight, "reduction": reduction}
 
 
+def _flags_of(metric: Any) -> dict[str, Any]:
+    """The arguments with which a metric is made again."""
+    return {name: getattr(metric.meta, name) for name in FLAGS}
+
+
 def _sum_up(logs_of_ranks: list[Logs]) -> Logs:
     """Each metric over all ranks that have logged it; a mean stays a sum with its weight."""
     import torch
@@ -175,8 +180,7 @@ def collect_logs(trainer: "L.Trainer") -> Logs:
     logs: Logs = {}
     for key, metric in loop._results.items():
         if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset:
-            flags = {name: getattr(metric.meta, name) for name in FLAGS}
-            logs[key] = {**_entry_of(metric), "flags": flags}
+            logs[key] = {**_entry_of(metric), "flags": _flags_of(metric)}
     # Metrics that have not been logged again since the run continued.
     not_merged: Logs = loop.__dict__.get("saved_logs", {})
     return logs | not_merged
@@ -237,7 +241,7 @@ def collect_last_values(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
     values = {}
     for key, metric in loop._results.valid_items():
         if metric.is_tensor and metric.meta.on_step and metric._forward_cache is not None:
-            flags = {name: getattr(metric.meta, name) for name in FLAGS}
+            flags = _flags_of(metric)
             # Its mean over the epoch is kept by `collect_logs`.
             flags |= {"name": metric.meta.forked_name(on_step=True), "on_epoch": False}
             values[key] = {"value": metric._forward_cache.item(), "flags": flags}
@@ -255,7 +259,8 @@ def resume_last_values(trainer: "L.Trainer", values: dict[str, dict[str, Any]]) 
     for key, entry in values.items():
         metric: Any = result._ResultMetric(result._Metadata(**entry["flags"]), is_tensor=True)
         metric.meta.sync = result._Sync()
-        metric._forward_cache = torch.tensor(entry["value"])
+        # It was a Python number in the checkpoint, which has 64 bits.
+        metric._forward_cache = torch.tensor(entry["value"], dtype=torch.float64)
         results[key] = last_values[key] = metric
     log = type(results).log
 

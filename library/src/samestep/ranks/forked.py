@@ -24,6 +24,10 @@ class ForkError(Exception):
     """The function raised an error, or took too long."""
 
 
+class ForkTimeout(ForkError):
+    """The function took too long, or its process was killed."""
+
+
 def can_fork() -> bool:
     """Whether a fork of this process can compute; on macOS its threads may hold locks."""
     return sys.platform == "linux"
@@ -36,7 +40,7 @@ def call_in_fork(function: Callable[[], Result], timeout_s: float) -> Result:
     it shares with this process are open files, which the function must leave alone.
 
     Raises:
-        ForkError: if the function fails, or does not end in time.
+        ForkError: if the function fails; ``ForkTimeout`` if it does not end in time.
     """
     reads, writes = os.pipe()
     try:
@@ -61,7 +65,7 @@ def call_in_fork(function: Callable[[], Result], timeout_s: float) -> Result:
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     if not content:
-        raise ForkError(f"it did not end within {timeout_s:g} s, or was killed")
+        raise ForkTimeout(f"it did not end within {timeout_s:g} s, or was killed")
     result, error = pickle.loads(content)
     if error is not None:
         raise ForkError(error)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import lightning as L
 
+from samestep.arguments import as_list
 from samestep.run.copies import KeepsCopy
 from samestep.run_spec import no_report
 from samestep.verify import plan as plans
@@ -58,15 +59,6 @@ def apply(given: Given) -> Given:
         options["precision"] = plan.precision
     # The table shows what is announced, also where the user knows it.
     return Given(run_dir, run, plan.accelerator, [*callbacks, Recorder(plan)], None, (), options)
-
-
-def as_list(callbacks: Any) -> list[L.Callback]:
-    """The callbacks, which may be one, several or none."""
-    if callbacks is None:
-        return []
-    if isinstance(callbacks, L.Callback):
-        return [callbacks]
-    return [*callbacks]
 
 
 def move_paths(callbacks: list[L.Callback], old: Path, new: Path) -> None:
