@@ -117,6 +117,9 @@ class Step:
                     leave_out(part)
             # All of it is there already; its parts must know that.
             module.cpu()
+        if self.is_double:
+            # A step may make tensors of its own, such as weights of classes.
+            torch.set_default_dtype(torch.float64)
         self.trainer.loggers = [NullLogger("")]
         vars(module)["log"] = vars(module)["log_dict"] = ignore
         torch.compiler.set_stance("force_eager")
