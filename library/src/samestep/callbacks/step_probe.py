@@ -118,7 +118,7 @@ class Step:
             # All of it is there already; its parts must know that.
             module.cpu()
         if self.is_double:
-            # A step may make tensors of its own, such as weights of classes.
+            # A step may make tensors of its own, such as those that weight a loss.
             torch.set_default_dtype(torch.float64)
         self.trainer.loggers = [NullLogger("")]
         vars(module)["log"] = vars(module)["log_dict"] = ignore
