@@ -29,7 +29,8 @@ class EachStage(L.LightningDataModule):
     ("share", "is_none"), [(0.5, False), (0.4, True), (0.0, False), (1, False)]
 )
 def test_a_share_of_the_test_that_is_no_batch_is_rejected(share, is_none: bool):
-    arguments = share, Tiny(), EachStage(2)
+    trainer = L.Trainer(accelerator="cpu", logger=False, limit_test_batches=share)
+    arguments = trainer, Tiny(), EachStage(2)
     if not is_none:
         fit_checks.check_limit_of_test(*arguments)
         return

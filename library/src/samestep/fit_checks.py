@@ -12,6 +12,7 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from samestep.callbacks.rng import seed_hook
 from samestep.data.loaders import find_loaders
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import option, setting
@@ -49,9 +50,11 @@ def set_up_data(trainer: L.Trainer, data: L.LightningDataModule | None) -> None:
 
     def prepare() -> None:
         if prepares and is_overridden("prepare_data", data):
+            seed_hook(trainer, "prepare_data")
             data.prepare_data()
 
     def set_up() -> None:
+        seed_hook(trainer, "setup")
         with user_errors(option("data")):
             data.setup("fit")
 
@@ -105,12 +108,15 @@ def has_test(model: L.LightningModule, data: L.LightningDataModule | None) -> bo
 
 
 def check_limit_of_test(
-    limit: float, model: L.LightningModule, data: L.LightningDataModule | None
+    trainer: L.Trainer, model: L.LightningModule, data: L.LightningDataModule | None
 ) -> None:
     """Raise a ConfigError if a share of the test batches is none: Lightning does after training."""
+    limit = trainer.limit_test_batches
     if not 0 < limit < 1:
         return
     if data is not None:
+        # It may split the data again, also those of the training.
+        seed_hook(trainer, "setup")
         data.setup("test")
     name = setting("limit_test_batches", limit)
     for loader in find_loaders((data or model).test_dataloader()):

@@ -57,10 +57,10 @@ from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.receipts import Receipts
-from samestep.callbacks.rng import SeedSteps
+from samestep.callbacks.rng import SeedSteps, seed_hook
 from samestep.errors import RunError
 from samestep.ranks import epoch_logs, stopping
-from samestep.ranks.compat import callbacks_of
+from samestep.ranks.compat import before_hooks, callbacks_of
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ STEP_DIGEST = "86a22dad15a41dfebce9f3119d2de13da9c2fbd86e08e30c5f356bdf87b3e02a"
 def install(trainer: L.Trainer) -> None:
     """Let ``trainer`` train and test by the loops of this module, with its callbacks of ours."""
     epoch_logs.install()
+    before_hooks(seed_hook)
     old: Any = trainer.fit_loop
     loop = FitLoop(trainer, old.min_epochs, old.max_epochs)
     loop.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
@@ -140,6 +141,9 @@ class TrainingData:
 
     def __iter__(self) -> "TrainingData":
         self._states.clear()
+        if self.resume is not None:
+            # Here, because hooks of the user have drawn numbers since the epoch began.
+            self.resume.seed_order()
         iter(self.loaders)
         return self
 

@@ -321,7 +321,7 @@ class Trainer(L.Trainer):
         if self.spec.ends_with_test:
             self._test_follows = fit_checks.has_test(model, datamodule)
         if self._test_follows:
-            fit_checks.check_limit_of_test(self.limit_test_batches, model, datamodule)
+            fit_checks.check_limit_of_test(self, model, datamodule)
         preflight.run(self.spec, model, data)
 
     @contextmanager

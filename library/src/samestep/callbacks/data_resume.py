@@ -105,7 +105,6 @@ class DataResume(L.Callback):
     def begin(self, trainer: L.Trainer) -> None:
         """Place the data where they were; called before Lightning makes their first iterator."""
         self._place(trainer)
-        self._seed_order()
         generators = generators_of(trainer.train_dataloader)
         if len(self._saved_generators) == len(generators):
             for generator, state in zip(generators, self._saved_generators, strict=True):
@@ -124,6 +123,10 @@ class DataResume(L.Callback):
         num, self._num_to_read = self._num_to_read, 0
         return num
 
+    def seed_order(self) -> None:
+        """Seed the order of an epoch, and its loader processes; called before both begin."""
+        seed_all(mix_seed(self.seed, self.epoch))
+
     def begin_batch(self) -> None:
         """Seed the random numbers with which this process reads a batch."""
         if not self._seeds_batches:
@@ -135,8 +138,7 @@ class DataResume(L.Callback):
             watchdog.go_on()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let a ``train_dataloader`` that draws numbers draw the same ones in every process."""
-        seed_all(mix_seed(self.seed, 0))
+        """Begin with the first epoch of this process."""
         self._is_first_epoch = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -173,11 +175,10 @@ class DataResume(L.Callback):
             yield f"{NOTE_ON_SLICES} docs/contract.md"
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Place the data at the start of a new epoch, and seed its order."""
+        """Place the data at the start of a new epoch."""
         # `begin` has done so for the first one, and loader processes may have begun to read.
         if not self._is_first_epoch:
             self._place(trainer)
-            self._seed_order()
             self._note_generators(trainer)
         self._is_first_epoch = False
 
@@ -257,9 +258,6 @@ class DataResume(L.Callback):
             self._loader_states = ranks[trainer.global_rank]
         elif own:
             print_note(trainer, NOTE_ON_STATES_OF_RANKS.format(len(ranks), trainer.world_size))
-
-    def _seed_order(self) -> None:
-        seed_all(mix_seed(self.seed, self.epoch))
 
     def _note_generators(self, trainer: L.Trainer) -> None:
         generators = generators_of(trainer.train_dataloader)

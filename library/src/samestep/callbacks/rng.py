@@ -1,5 +1,6 @@
-"""Random numbers that do not depend on interruptions."""
+"""Random numbers that depend neither on interruptions nor, outside of a step, on the ranks."""
 
+import zlib
 from contextlib import ExitStack
 from typing import Any
 
@@ -8,6 +9,21 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from samestep.data.seeds import mix_seed, seed_all, seed_others
+from samestep.ranks import compat
+
+DATA_HOOKS = (
+    "prepare_data", "setup", "train_dataloader", "val_dataloader", "test_dataloader",
+    "predict_dataloader",
+)  # fmt: skip
+"""Hooks that choose samples. All of them draw the same numbers, so that a split of the data that is
+repeated, such as for the validation or in another stage, is the same split."""
+START_HOOKS = (
+    "configure_callbacks", "configure_model", "configure_sharded_model", "configure_optimizers",
+    "on_fit_start", "on_train_start",
+)  # fmt: skip
+"""Other hooks of each start. They draw numbers of their own: two parts of a model, made in two
+hooks, must not get the same weights."""
+EPOCH_HOOKS = "on_train_epoch_start", "on_train_epoch_end"
 
 
 class SeedSteps(L.Callback):
@@ -18,8 +34,12 @@ class SeedSteps(L.Callback):
     Validation and test do not, so that their metrics can be repeated from a checkpoint alone; the
     random numbers of training continue after a validation as if there had been none.
 
+    The hooks around the steps, which prepare data and model, are seeded too, without the rank. What
+    they draw is the same in every start and on any number of ranks.
+
     ``samestep.loops`` seeds a step before its batch is moved to the device, where hooks of the
-    module may apply random transforms.
+    module may apply random transforms. ``compat.before_hooks`` seeds the hooks of module,
+    DataModule and callbacks.
 
     Args:
         seed: of the run.
@@ -29,10 +49,16 @@ class SeedSteps(L.Callback):
         self.seed = seed
         self._training_numbers = ExitStack()  # puts them back
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Seed what a validation or test on its own does before its first batch."""
-        if stage in ("validate", "test"):
-            seed_all(mix_seed(self.seed))
+    def seed_hook(self, name: str, epoch: int = 0) -> None:
+        """Seed a hook outside of the steps; ``epoch`` is that of the training."""
+        # Not by the numbers that were drawn before: prepare_data runs on some ranks only, Lightning
+        # seeds several ranks and not one, and a run that resumes skips the sanity check.
+        if name in DATA_HOOKS:
+            seed_all(mix_seed(self.seed, 0))
+        elif name in START_HOOKS:
+            seed_all(mix_seed(self.seed, 0, zlib.crc32(name.encode())))
+        elif name in EPOCH_HOOKS:
+            seed_all(mix_seed(self.seed, epoch, zlib.crc32(name.encode())))
 
     def seed_step(self, trainer: L.Trainer, batch_idx: int) -> None:
         """Seed the step of this batch of the epoch."""
@@ -72,3 +98,9 @@ class SeedSteps(L.Callback):
         seed_others(seed)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed(seed)
+
+
+def seed_hook(trainer: L.Trainer, name: str) -> None:
+    """Seed a hook of this name, if the Trainer is one of ours."""
+    for seeds in compat.callbacks_of(trainer, SeedSteps):
+        seeds.seed_hook(name, trainer.current_epoch)

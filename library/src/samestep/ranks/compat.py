@@ -102,6 +102,29 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
 
 
 @cache  # once in a process, which may have several runs
+def before_hooks(function: Callable[["L.Trainer", str], None]) -> None:
+    """Let ``function`` act before each hook that Lightning 2.6 calls, with the hook's name.
+
+    A callback cannot: Lightning calls those of a DataModule before the callbacks', and some hooks
+    are of the module alone, such as ``train_dataloader``.
+    """
+    from lightning.pytorch.trainer import call
+
+    def wrap(call_hook: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call_hook)
+        def act_and_call(trainer: "L.Trainer", name: str, *args: Any, **named: Any) -> Any:
+            function(trainer, name)
+            return call_hook(trainer, name, *args, **named)
+
+        return act_and_call
+
+    hooks: Any = call
+    hooks._call_lightning_datamodule_hook = wrap(hooks._call_lightning_datamodule_hook)
+    hooks._call_callback_hooks = wrap(hooks._call_callback_hooks)
+    hooks._call_lightning_module_hook = wrap(hooks._call_lightning_module_hook)
+
+
+@cache  # once in a process, which may have several runs
 def name_arguments_of_loaders() -> None:
     """Let Lightning 2.6 make a ``DataLoader(dataset, 32, True)`` again.
 
