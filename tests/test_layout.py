@@ -58,9 +58,9 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 
 LEVELS = [
     ["option_names"],
-    ["config_keys", "errors", "lightning_names", "metrics", "run_spec", "tracker"],
+    ["config_keys", "errors", "lightning_names", "run_spec", "tracker"],
     ["ranks"],
-    ["command_line", "losses"],
+    ["command_line", "losses", "metrics"],
     ["data", "run", "node"],
     ["loggers"],
     ["callbacks", "report"],

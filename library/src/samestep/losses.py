@@ -23,7 +23,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import process_group
+from samestep.ranks import collectives, process_group
 
 ROUNDING = 64  # how many units in the last place two equal losses may differ by
 
@@ -52,9 +52,7 @@ class Ranks:
 
     def total(self, own: Tensor) -> Tensor:
         """The sum over all ranks, by one all-reduce."""
-        total = own.detach().clone()
-        dist.all_reduce(total)
-        return total
+        return collectives.all_reduce(own.detach().clone())
 
     def slices(self, own: Tensor) -> list[Tensor]:
         """The slices of all ranks, by rank.
@@ -73,8 +71,7 @@ class Ranks:
         longest = max(shape[0] for shape in shapes)
         padded = own.new_zeros((longest, *own.shape[1:]))
         padded[: len(own)] = own.detach()
-        gathered = [torch.empty_like(padded) for _ in shapes]
-        dist.all_gather(gathered, padded)
+        gathered = collectives.all_gather(padded)
         return [slice_[: shape[0]] for slice_, shape in zip(gathered, shapes, strict=True)]
 
 
@@ -106,7 +103,7 @@ class Batch:
         """The peers; None if there are none."""
         if self.peers is not None:
             return self.peers
-        has_ranks = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        has_ranks = collectives.num_ranks() > 1
         return Ranks() if has_ranks and not self.is_alone else None
 
 

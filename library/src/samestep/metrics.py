@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
+
+from samestep.ranks import collectives
 
 
 class EpochMean(nn.Module):
@@ -67,10 +68,8 @@ class EpochMean(nn.Module):
 
         Every rank must call this, also one that saw no sample.
         """
-        totals = self.state()
+        totals = collectives.all_reduce(self.state())
         self._totals = [0] * len(totals)
-        if dist.is_initialized():
-            dist.all_reduce(totals)
         means = (totals[:-1] / totals[-1]).float()
         names = [f"{self.stage}/{name}" for name in self.names]
         return dict(zip(names, means, strict=True))

@@ -20,7 +20,7 @@ from torch.distributed import FileStore
 from library.tests.kit import make_spec
 from library.tests.programs import PATIENCE_S
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import preflight
+from samestep.ranks import collectives, preflight
 from samestep.run import lifecycle, replication
 from samestep.run.changes import config_digest
 from samestep.run.checkpoint import (
@@ -219,14 +219,14 @@ def test_each_node_tests_the_best_checkpoint_of_rank_zero(tmp_path: Path):
 
 def flip_on_the_way() -> None:
     """Change a bit of the second block that arrives."""
-    recv, blocks = dist.recv, itertools.count()
+    receive, blocks = collectives.receive, itertools.count()
 
     def flip(block: torch.Tensor, source: int) -> None:
-        recv(block, source)
+        receive(block, source)
         if next(blocks) == 1:
             block[7] ^= 1
 
-    replication.dist.recv = flip
+    collectives.receive = flip
 
 
 def test_what_cannot_arrive_or_be_written_ends_all_ranks(tmp_path: Path):

@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import option
-from samestep.ranks import environment, failure, network, stopping
+from samestep.ranks import collectives, environment, failure, network, stopping
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -215,17 +215,16 @@ def publish_error(store: Store, error: Exception) -> Exception:
 def broadcast(value: Result, source: int = 0) -> Result:
     """Return the value of the rank ``source``, on every rank."""
     values = [value]
-    if dist.is_initialized():
-        dist.broadcast_object_list(values, src=source)
+    if collectives.num_ranks() > 1:
+        dist.broadcast_object_list(values, src=source, group=collectives.cpu_group())
     return values[0]
 
 
 def gather(value: Result) -> list[Result]:
     """Return the values of all ranks, by rank, on every rank."""
-    if not dist.is_initialized():
-        return [value]
-    values = [value] * environment.world_size()
-    dist.all_gather_object(values, value)
+    values = [value] * collectives.num_ranks()
+    if collectives.num_ranks() > 1:
+        dist.all_gather_object(values, value, group=collectives.cpu_group())
     return values
 
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import distributed as dist
 
-from samestep.ranks import environment
+from samestep.ranks import collectives, environment
 from samestep.ranks.failure import EXIT_SIGTERM
 
 Waited = TypeVar("Waited")
@@ -105,10 +105,9 @@ def agreed(*, save: bool = False, busy: bool = False) -> tuple[int, bool, bool]:
     # One number holds all three: a signal weighs more than the wish to save, and that more than
     # being busy.
     number = 4 * _State.signum + 2 * save + busy
-    if dist.is_initialized():
-        largest = torch.tensor(number)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        number = int(largest)
+    # A rank alone makes no tensor in each step.
+    if collectives.num_ranks() > 1:
+        number = int(collectives.all_reduce(torch.tensor(number), dist.ReduceOp.MAX))
     return number // 4, number % 4 >= 2, number % 4 == 1
 
 

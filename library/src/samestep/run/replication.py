@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import distributed as dist
 
 from samestep.errors import ConfigError
-from samestep.ranks import environment
+from samestep.ranks import collectives, environment
 from samestep.ranks.preflight import is_shared
 from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_rank_zero
 from samestep.run import lock, manifest, record
@@ -170,7 +169,7 @@ def relay_blocks(path: Path, size: int, chain: Sequence[int]) -> Iterator[memory
             if file:
                 content[:] = file.read(len(content))
             else:
-                dist.recv(part, chain[place - 1])
+                collectives.receive(part, chain[place - 1])
             if place + 1 < len(chain):
-                dist.send(part, chain[place + 1])
+                collectives.send(part, chain[place + 1])
             yield content
