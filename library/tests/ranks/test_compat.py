@@ -3,6 +3,7 @@
 import inspect
 import os
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
@@ -13,6 +14,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loops import _EvaluationLoop, _FitLoop
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultCollection,
@@ -27,6 +29,8 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
 
 from library.tests.canaries import Sources, check_sources
+from library.tests.kit import Net, batches, fit
+from samestep.callbacks.loss_guard import LossGuard
 from samestep.ranks import compat, epoch_logs, process_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
@@ -154,6 +158,44 @@ def test_without_gpus_torch_searches_for_them_once(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         compat.search_gpus_once()
         assert ("PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ) is has_gpu
+
+
+class Clipped(Net):
+    """Moves by at most its clipped gradient in each step, with one kernel."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda module: torch.optim.SGD(module.parameters(), 1.0, fused=True))
+        self.moved: list[float] = []
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.before = torch.nn.utils.parameters_to_vector(self.parameters()).detach()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        after = torch.nn.utils.parameters_to_vector(self.parameters()).detach()
+        self.moved.append((after - self.before).norm().item())
+
+
+class ClippedByItself(Clipped):
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+        self.clip_gradients(optimizer, gradient_clip_val=1e-3, gradient_clip_algorithm="norm")
+
+
+@pytest.mark.parametrize(("module", "value"), [(Clipped, 1e-3), (ClippedByItself, None)])
+def test_16_mixed_clips_the_gradients_of_a_fused_optimizer(
+    tmp_path: Path, module: type[Clipped], value: float | None
+):
+    """Its scaler is the one of a GPU. Gradients that are clipped before would hardly move it."""
+    options = {"gradient_clip_val": value, "plugins": [MixedPrecision("16-mixed", "cpu")]}
+    (run,) = fit(tmp_path, module, callbacks=lambda: [LossGuard(8)], **options)
+    assert len(run.module.moved) == 8
+    assert max(run.module.moved) == pytest.approx(1e-3, rel=0.01)
+    assert [size for size in run.module.moved if 0 < size < 9e-4] == []
+
+
+def test_canary_lightning_still_clips_no_fused_optimizer_with_16_mixed():
+    trainer = tiny_trainer(gradient_clip_val=1.0, plugins=[MixedPrecision("16-mixed", "cpu")])
+    with pytest.raises(RuntimeError, match="Are you using a 'fused' optimizer"):
+        trainer.fit(Clipped(), batches())
 
 
 def tiny_trainer(**flags: object) -> L.Trainer:

@@ -38,6 +38,7 @@ def apply(trainer: "L.Trainer") -> None:
     search_gpus_once()
     name_arguments_of_loaders()
     wrap_again_when_unfrozen(trainer)
+    unscale_before_clipping(trainer)
 
 
 def leave_signals_to_us(trainer: "L.Trainer") -> None:
@@ -99,6 +100,31 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
         return step(*args, **named)
 
     strategy.configure_ddp, strategy.training_step = note_and_configure, wrap_and_step
+
+
+def unscale_before_clipping(trainer: "L.Trainer") -> None:
+    """Let 16-mixed clip the gradients of a fused optimizer, with which Lightning 2.6 raises.
+
+    A fused optimizer of torch 2.15 divides its gradients by the scale within its step, which is too
+    late to clip them, and says so by an attribute. Without it the scaler divides them before, as
+    for any other optimizer. The step is still one kernel, but waits for the device.
+    """
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
+    if getattr(trainer.precision_plugin, "scaler", None) is None:
+        return
+    strategy: Any = trainer.strategy
+    set_up = strategy.setup_optimizers
+
+    def set_up_and_unscale(*args: Any) -> None:
+        set_up(*args)
+        module = strategy.lightning_module
+        clips = trainer.gradient_clip_val or is_overridden("configure_gradient_clipping", module)
+        if clips:
+            for optimizer in strategy.optimizers:
+                optimizer._step_supports_amp_scaling = False
+
+    strategy.setup_optimizers = set_up_and_unscale
 
 
 @cache  # once in a process, which may have several runs
