@@ -204,6 +204,72 @@ def test_a_finished_run_is_tested_again_and_trained_on_only_if_a_limit_is_higher
     fit(run_dir, lambda: Rated(0.5), max_epochs=3, allow_changes=["model.lr"])
 
 
+class AddsGroup(Net):
+    """Gives its optimizer a group of parameters in the first epoch, at half its rate."""
+
+    def __init__(self, rate: float = 0.01) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.body.parameters(), self.rate, momentum=0.9)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 0:
+            self.optimizers().optimizer.add_param_group(
+                {"params": list(self.head.parameters()), "lr": self.rate / 2}
+            )
+
+
+def second_phase(observer: Any, limit: str, value: int) -> None:
+    """Raise a limit in the object, change the rate, and train on with the same Trainer."""
+    trainer, module = observer.trainer, observer.module
+    loop = trainer.fit_loop if limit == "max_epochs" else trainer.fit_loop.epoch_loop
+    setattr(loop, limit, value)
+    module.rate = 0.001
+    trainer.fit(module, batches(), batches(shuffle=False))
+
+
+@pytest.mark.parametrize(("limit", "first", "then"), [("max_epochs", 1, 3), ("max_steps", 4, 10)])
+def test_a_second_fit_with_a_higher_limit_is_like_a_second_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, first: int, then: int
+):
+    options = {"max_epochs": -1} | {limit: first}
+    whole, phases = tmp_path / "whole", tmp_path / "phases"
+    fit(whole, AddsGroup, **options)
+    fit(whole, lambda: AddsGroup(0.001), **options | {limit: then})
+    (part,) = fit(phases, AddsGroup, **options)
+    second_phase(part, limit, then)
+    check_same(phases, whole)
+    assert part.trainer.global_step == (12 if limit == "max_epochs" else 10)
+    assert f"trainer.{limit}: {first} -> {then}" in capsys.readouterr().out
+    groups = part.trainer.optimizers[0].param_groups
+    assert [group["lr"] for group in groups] == pytest.approx([0.001, 0.005])
+    # A third one has nothing to do, and neither has another process with this limit.
+    part.trainer.fit(part.module, batches(), batches(shuffle=False))
+    fit(phases, AddsGroup, **options | {limit: then})
+    assert capsys.readouterr().out.count("Nothing to do") == 2
+
+
+@torch.compiler.set_stance("force_eager")  # to compile takes half a minute
+def test_a_compiled_module_is_tested_as_itself_and_as_what_it_was(tmp_path: Path):
+    trainer = Trainer(
+        run_dir=tmp_path, max_epochs=1, accelerator="cpu", enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    module = Rated()
+    compiled = torch.compile(module, backend="eager")
+    trainer.fit(compiled, batches(), batches(shuffle=False))
+    tested = []
+    for given in ((compiled,), (module,), ()):
+        for function in (trainer.test, trainer.validate):
+            loader = batches(shuffle=False)
+            tested.append(function(*given, dataloaders=loader, verbose=False))
+    assert tested[:2] == tested[2:4] == tested[4:]
+    assert tested[0][0]["test_loss"] > 0
+    assert "class: library.tests.test_trainer.Rated" in (tmp_path / "config.yaml").read_text()
+
+
 CONTRADICTIONS = {
     "Trainer(run_dir='r', enable_checkpointing=False)": "enable_checkpointing=False",
     "Trainer(run_dir='r', default_root_dir='x')": "default_root_dir",

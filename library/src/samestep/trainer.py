@@ -183,6 +183,7 @@ class Trainer(L.Trainer):
         self._has_config = bool(added.config)
         self._config = config
         self._described = describe_options(options, monitor, mode, split_batches=split_batches)
+        self._own = own
         chosen = arguments.complete_callbacks(own, run_dir, save_every_s, monitor, mode)
         self._monitors = arguments.monitors_of(chosen)
         accumulates = options.get("accumulate_grad_batches", 1) > 1
@@ -210,6 +211,8 @@ class Trainer(L.Trainer):
         profiler.dirpath = profiler.dirpath or run_dir
         compat.apply(self)
         loops.install(self)
+        self._options = dict(options)
+        self._limits_of_loop = self._read_limits()
 
     def fit(
         self,
@@ -235,7 +238,10 @@ class Trainer(L.Trainer):
         # Lightning takes a DataModule in the place of the loaders, too.
         if isinstance(train_dataloaders, L.LightningDataModule):
             train_dataloaders, datamodule = None, train_dataloaders
+        model = compat.unwrap_compiled(model)
         self._model = model
+        self._was_finished = False
+        self._take_new_limits()
         with self._session():
             self._check_before_run(model, train_dataloaders, datamodule)
             ckpt_path = None
@@ -296,6 +302,20 @@ class Trainer(L.Trainer):
         given = self._arguments(super().predict, args, options)
         with self._session(), fit_checks.user_errors("Trainer"):
             return self._evaluate(super().predict, given)
+
+    def _read_limits(self) -> dict[str, Any]:
+        """The limits of the loop, which a script may set between two calls of ``fit``."""
+        return {"max_epochs": self.fit_loop.max_epochs, "max_steps": self.fit_loop.max_steps}
+
+    def _take_new_limits(self) -> None:
+        """Let a limit that was set in the loop or in a callback count like the argument."""
+        now = self._read_limits()
+        for name, value in now.items():
+            if value != self._limits_of_loop[name]:
+                self._options[name] = self._described[name] = value
+        self._limits_of_loop = now
+        limits = arguments.limits_of(self._own, self._options)
+        self.spec = replace(self.spec, limits=limits)
 
     @contextmanager
     def _session(self) -> Iterator[None]:
@@ -383,7 +403,9 @@ class Trainer(L.Trainer):
     ) -> dict[str, Any]:
         """The arguments of an evaluation by their names; without a model, the one of ``fit``."""
         given = inspect.signature(function).bind(*args, **options).arguments
-        given["model"] = given.get("model") or self._model
+        model = given.get("model")
+        # Not by `or`: a module may have a length.
+        given["model"] = self._model if model is None else compat.unwrap_compiled(model)
         # Lightning takes a DataModule in the place of the loaders, too.
         if isinstance(given.get("dataloaders"), L.LightningDataModule):
             given["datamodule"] = given.pop("dataloaders")

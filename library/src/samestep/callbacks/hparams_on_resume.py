@@ -37,6 +37,9 @@ class HparamsOnResume(L.Callback):
     """
 
     def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
         self._begin: Values = {}
         """With which values optimizers and schedules begin, by this configuration."""
         self._saved_begin: Values = {}
@@ -49,11 +52,15 @@ class HparamsOnResume(L.Callback):
         """The groups that each optimizer got before that checkpoint: the names of parameters."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check the callbacks that the module itself has brought.
+        """Forget an earlier ``fit``, and check the callbacks that the module itself has brought.
 
         Raises:
             ConfigError: if one of them is not supported.
         """
+        # A second `fit` begins with new optimizers, and must not compare them with those of a
+        # checkpoint that the first one has read.
+        if stage == "fit":
+            self._reset()
         is_sharded = isinstance(trainer.strategy, ShardedStrategy)
         for callback in callbacks_of(trainer, L.Callback):
             check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")

@@ -41,6 +41,18 @@ def apply(trainer: "L.Trainer") -> None:
     unscale_before_clipping(trainer)
 
 
+def unwrap_compiled(model: Any) -> "L.LightningModule":
+    """The LightningModule in what ``torch.compile`` has made of one; its steps stay compiled.
+
+    Lightning 2.6 has no public function that takes both kinds, and changes the module in place.
+    """
+    from lightning.pytorch.utilities.compile import _maybe_unwrap_optimized
+
+    # Unwrapped twice, its compiled methods would be compiled again.
+    is_unwrapped = getattr(getattr(model, "_orig_mod", None), "_compiler_ctx", None) is not None
+    return model._orig_mod if is_unwrapped else _maybe_unwrap_optimized(model)
+
+
 def leave_signals_to_us(trainer: "L.Trainer") -> None:
     """Keep Lightning 2.6 from handling SIGTERM.
 
