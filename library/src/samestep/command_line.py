@@ -4,13 +4,14 @@ import argparse
 import difflib
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import failure
+from samestep.ranks import environment, failure
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +37,8 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ConfigError: if one is unknown, missing or wrong.
         """
-        arguments, unknown = self.parse_known_intermixed_args(argv)
+        words = [expand_home(word) for word in (sys.argv[1:] if argv is None else argv)]
+        arguments, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             names = re.findall(r"--[a-z-]+", self.format_help())
             near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)
@@ -70,6 +72,17 @@ class Parser(argparse.ArgumentParser):
         add("--data-file", dest="file", metavar="FILE", help="their file, if it is one")
         add("--data-mirror", dest="mirror", metavar="URL", help="download from here")
         add("--download", action=argparse.BooleanOptionalAction, help="or never do")
+
+
+def expand_home(word: str) -> str:
+    """A word of a command line; of ``--data-root=~/data`` with the home directory, as typed apart.
+
+    Shells expand ``~`` only where a word begins.
+    """
+    name, sign, value = word.partition("=")
+    if name.startswith("--") and value.startswith("~"):
+        return f"{name}{sign}{environment.expand_home(value, name)}"
+    return word
 
 
 def check_run_dir(text: str) -> Path:

@@ -45,6 +45,7 @@ from samestep.ranks import (
     failure,
     preflight,
     process_group,
+    run_dirs,
     stopping,
     strategies,
 )
@@ -53,6 +54,7 @@ from samestep.run import lifecycle, record
 from samestep.run.checkpoint import AtomicCheckpointIO, to_plain
 from samestep.run.copies import KeepsCopy
 from samestep.run.history import History
+from samestep.run.layout import shorten
 from samestep.run.logs import log_to_files, silence_expected_warnings
 from samestep.run.metrics import read_final_metrics
 from samestep.run_spec import RunSpec
@@ -75,7 +77,8 @@ class Trainer(L.Trainer):
 
     Args:
         run_dir: directory of the run; its name is that of the run, and the same directory continues
-            the same run.
+            the same run. ``~`` is the home directory. It is fixed here: a later ``chdir`` does not
+            move it, and all ranks must name the same one.
         seed: of weights, order and random numbers.
         monitor: a metric that the model logs, which chooses ``best.ckpt``; None: the last weights
             are tested.
@@ -132,7 +135,7 @@ class Trainer(L.Trainer):
         run: Any = None,
         **options: Any,
     ) -> None:
-        run_dir = Path(run_dir)
+        run_dir = run_dirs.fix(run_dir)
         if environment.verify_plan() is not None:
             # Imported here: no other run needs it.
             from samestep.verify import changes
@@ -169,6 +172,7 @@ class Trainer(L.Trainer):
         num_processes = agent.num_processes(accelerator, devices, num_nodes)
         if num_processes > 1:
             # This process becomes the agent, and the script begins again in each rank.
+            run_dirs.hand_on()
             sys.exit(agent.start(agent.this_program(), num_processes, run_id=self.spec.run_id))
         environment.limit_threads()
         silence_expected_warnings()
@@ -322,6 +326,7 @@ class Trainer(L.Trainer):
         """Be one of the ranks of this run; see ``distributed_session``."""
         try:
             with distributed_session(self.spec.accelerator, self.spec.timeout_s):
+                run_dirs.check_same(self.spec.run_dir)
                 yield
         finally:
             # Lightning tears down no callback after an error, which a notebook survives.
@@ -383,9 +388,9 @@ class Trainer(L.Trainer):
         self._was_finished = True
         if self.is_global_zero:
             self.results = read_final_metrics(self.spec.run_dir) or {}
-            run_dir, another = self.spec.run_dir, self.spec.another_run
-            print(f"Nothing to do, the run in {run_dir} is finished; for a new one use {another}.")
-            print(self.spec.summarize(run_dir), flush=True)
+            place, another = shorten(self.spec.run_dir), self.spec.another_run
+            print(f"Nothing to do, the run in {place} is finished; for a new one use {another}.")
+            print(self.spec.summarize(self.spec.run_dir), flush=True)
 
     def _finish(self, metrics: Mapping[str, float]) -> None:
         """Write the final metrics, which ends the run."""
@@ -508,7 +513,12 @@ def front_end_of_script(run_dir: Path, callbacks: Iterable[L.Callback]) -> RunSp
     names: dict[str, str] = {}
     if any(type(callback).__name__ == "SaveConfigCallback" for callback in callbacks):
         names["allow_changes"] = "--trainer.allow_changes"
-    return RunSpec(run_id=run_dir.absolute().name, run_dir=run_dir, option_names=names)
+    return RunSpec(run_id=run_dir.name, run_dir=run_dir, option_names=names, summarize=say_finished)
+
+
+def say_finished(run_dir: Path) -> str:
+    """What a script prints at the end of its run."""
+    return f"Finished: {shorten(run_dir)}"
 
 
 def describe_options(

@@ -156,6 +156,18 @@ def test_errors_of_hydra_are_one_message():
     assert "data@other" in fault("data@other=mnist")
 
 
+def test_a_home_directory_is_expanded_in_every_value(configs, monkeypatch):
+    """What our own message about ``data.root=~/data`` advises to type, and keys of the user."""
+    monkeypatch.setenv("HOME", "/home/me")
+    (configs / "train.yaml").write_text(
+        (configs / "train.yaml").read_text() + "mine: [~/a, a~/b]\n"
+    )
+    cfg = check(["data.root='~/data'", "run_root='~/runs'", "+notes='~'"])
+    assert (cfg.data.root, cfg.notes, cfg.mine) == ("/home/me/data", "~", ["/home/me/a", "a~/b"])
+    assert cfg.run_dir.startswith("/home/me/runs/")
+    assert "data.root=~nobody-here/x: has no home directory" in fault("data.root='~nobody-here/x'")
+
+
 def test_needs_the_files(configs, tmp_path):
     (configs / "train.yaml").write_text("defaults: [nope]")
     assert fault() == f"{configs}/nope.yaml: there is no such file"

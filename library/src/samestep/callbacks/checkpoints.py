@@ -26,7 +26,7 @@ from samestep.callbacks.notes import print_note
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import stopping
+from samestep.ranks import environment, stopping
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, record, replication, shards
@@ -75,7 +75,8 @@ class Checkpoints(Checkpoint):
     ) -> None:
         if mode not in ("min", "max"):
             raise ValueError(f"mode={mode}: must be min or max")
-        self.folder = Path(dirpath)
+        # Absolute, as the run directory is: the script may change the current one.
+        self.folder = Path(environment.expand_home(dirpath, "dirpath")).absolute()
         self.run_dir = self.folder.parent
         self.last, self.best = self.folder / "last.ckpt", self.folder / "best.ckpt"
         self.every_s = every_s

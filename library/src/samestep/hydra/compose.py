@@ -27,7 +27,7 @@ from yaml import YAMLError
 
 from samestep.errors import ConfigError
 from samestep.hydra import option_keys, overrides, rules
-from samestep.hydra.nodes import is_below
+from samestep.hydra.nodes import flatten, is_below
 from samestep.hydra.origins import find_origins
 from samestep.hydra.project import (
     choices_of,
@@ -38,6 +38,7 @@ from samestep.hydra.project import (
 from samestep.hydra.project_rules import load_project_rules
 from samestep.hydra.schema import OVERLAYS, Fault, compare
 from samestep.hydra.suggestions import no_such_choice
+from samestep.ranks import environment
 from samestep.ranks.secrets import hide_assigned
 
 NEEDED = ("data", "model", "trainer", "cluster")  # a run needs a file of each; data=null too
@@ -129,6 +130,7 @@ def _compose(lines: list[str]) -> DictConfig:
     rewritten = [overrides.rewrite(override, groups) for override in typed]
     words = [*rewritten, *search_path_override()]
     cfg = hydra.compose("train", words, return_hydra_config=True)
+    _expand_homes(cfg)
     choices = _find_choices(cfg, words, groups)
     reject(_find_missing_choices(choices, groups))
     reference = _compose_reference(choices, groups)
@@ -151,6 +153,26 @@ def _compose(lines: list[str]) -> DictConfig:
     # Raises if an interpolation in a file has no value. `compare` looks at changed values only.
     OmegaConf.to_container(cfg, resolve=True)
     return cfg
+
+
+def _expand_homes(cfg: DictConfig) -> None:
+    """Replace a leading ``~/`` of every text by the home directory.
+
+    Any key may be a path, also one of the user's own, and what reads it would make a folder ``~``.
+    """
+    for key, leaf in flatten(cfg).items():
+        expanded = _expand_home(leaf.text, key)
+        if expanded != leaf.text:
+            leaf.node[leaf.name] = expanded
+
+
+def _expand_home(value: Any, key: str) -> Any:
+    """A value with the home directory in its place; a list may hold paths too."""
+    if isinstance(value, list):
+        return [_expand_home(item, key) for item in value]
+    if isinstance(value, str) and re.match(r"~[\w.-]*/", value):
+        return environment.expand_home(value, key)
+    return value
 
 
 def _typed_keys(typed: Sequence[Override], rewritten: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from samestep.errors import ConfigError
 from samestep.hydra.project import configs_folder
 from samestep.hydra.rules import NAME
+from samestep.ranks import environment
 from samestep.run_spec import select
 
 HEADER = "# Overrides of samestep launch, for samestep logs, status and cancel.\n"
@@ -69,7 +70,8 @@ def path_of(run_id: str) -> Path:
         file = configs_folder() / name
         if file.exists():
             settings = OmegaConf.unsafe_merge(settings, OmegaConf.load(file))
-    return Path(str(OmegaConf.select(settings, "run_root")), run_id, "launch.yaml")
+    run_root = environment.expand_home(str(OmegaConf.select(settings, "run_root")), "run_root")
+    return Path(run_root, run_id, "launch.yaml")
 
 
 def cluster_of(overrides: Sequence[str]) -> str | None:

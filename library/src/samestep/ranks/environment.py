@@ -14,6 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from samestep.errors import ConfigError
+from samestep.option_names import setting
+
 VERIFY = "SAMESTEP_VERIFY"  # the plan of one program that `samestep verify` has started, as JSON
 ON_CLUSTER = "SAMESTEP_ON_CLUSTER"  # set by the entry point of a cluster's node
 
@@ -155,6 +158,25 @@ def variable(name: str) -> str | None:
 def variables() -> dict[str, str]:
     """A copy of all variables."""
     return dict(os.environ)
+
+
+def expand_home(path: str, name: str) -> str:
+    """A path in which a leading ``~`` is the home directory, as in a shell.
+
+    A shell leaves it alone within quotes, and in the middle of a word such as ``data.root=~/data``.
+
+    Args:
+        path: as the user typed it.
+        name: of the option, for the message.
+
+    Raises:
+        ConfigError: if there is no such home directory.
+    """
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError:
+        text = setting(name, path)
+        raise ConfigError(f"{text}: has no home directory here; write the path out") from None
 
 
 def set_variable(name: str, value: str) -> None:

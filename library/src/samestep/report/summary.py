@@ -9,6 +9,7 @@ from typing import Any
 from samestep.ranks import environment
 from samestep.report.files import Run, read_run, show
 from samestep.run import manifest, metrics, record
+from samestep.run.layout import shorten
 from samestep.run.receipts import DIFFERENT, NOT_COMPARED, ROUNDED
 from samestep.run_spec import select
 
@@ -28,11 +29,11 @@ def summarize(run_dir: Path) -> str:
     run = read_run(run_dir)
     facts = facts_of(run)
     width = max(map(len, facts))
-    lines = [f"Finished: {run_dir}"]
+    lines = [f"Finished: {shorten(run_dir)}"]
     for name, fact in facts.items():
         lines.append(f"  {name:<{width}}  {fact}")
     if run.config.get("report"):
-        lines += ["Report", f"  {run_dir / REPORT}"]
+        lines += ["Report", f"  {shorten(run_dir) / REPORT}"]
     lines.append("Next")
     num_epochs = metrics.count_epochs(run.rows)
     for command in [*next_commands(run), resume_command(run.config, run.run_dir, num_epochs)]:

@@ -13,6 +13,15 @@ runs/<run_id>/
     report.html        all of this on one page
 """
 
+from pathlib import Path
+
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
 IDENTITY = ("config.yaml", "run.json")  # without them a checkpoint cannot be resumed from
 RECORDS = (*IDENTITY, "metrics.csv")  # what a copy of the run needs beside its checkpoints
+
+
+def shorten(path: Path) -> Path:
+    """A path as it is typed in the current directory: relative, if it is below that directory."""
+    if path.is_relative_to(Path.cwd()):
+        return path.relative_to(Path.cwd())
+    return path

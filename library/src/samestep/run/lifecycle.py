@@ -43,7 +43,7 @@ from samestep.run.files import (
     write_text,
     writing,
 )
-from samestep.run.layout import BEST, LAST, RECORDS
+from samestep.run.layout import BEST, LAST, RECORDS, shorten
 from samestep.run.metrics import read_final_metrics, why_damaged
 from samestep.run.replication import fetch_newest, replicate
 from samestep.run_spec import RunSpec
@@ -142,7 +142,7 @@ def open_directory(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] =
 def _announce(run_dir: Path, last: str | None, changed: Mapping[str, tuple[Any, Any]]) -> None:
     """Print that a run starts or continues, and what differs from its last start."""
     start = "Continuing" if last else "Run"
-    print(f"{start}: {run_dir}", flush=True)
+    print(f"{start}: {shorten(run_dir)}", flush=True)
     for key, (old, new) in changed.items():
         print(f"  {key}: {old} -> {new}", flush=True)
 
@@ -322,7 +322,7 @@ def write_in_time(run_dir: Path, report: Callable[[Path], None]) -> None:
     writer.start()
     writer.join(REPORT_S)
     if writer.is_alive():
-        command = f"samestep report {run_dir}"
+        command = f"samestep report {shorten(run_dir)}"
         log.warning("No report after %.0f s. `%s` writes it", REPORT_S, command)
 
 
