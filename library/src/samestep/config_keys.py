@@ -21,7 +21,7 @@ class KeyScope(IntEnum):
 
 TABLE = {
     KeyScope.LIMIT: (
-        r"trainer\.(max_(epochs|steps|time)|strategy(\..+)?|log_every_n_steps"
+        r"trainer\.((max_(epochs|steps|time)|strategy)(\..+)?|log_every_n_steps"
         r"|num_sanity_val_steps|limit_predict_batches|detect_anomaly|benchmark|inference_mode)",
         r"callbacks\.\w+\.patience",
     ),

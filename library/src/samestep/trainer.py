@@ -10,9 +10,9 @@ from its command line, and ``samestep.hydra.build`` from a DictConfig.
 """
 
 import inspect
-import json
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,9 +51,10 @@ from samestep.ranks import (
 )
 from samestep.ranks.secrets import redact_values
 from samestep.run import lifecycle, record
-from samestep.run.checkpoint import AtomicCheckpointIO, to_plain
+from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.copies import KeepsCopy
 from samestep.run.history import History
+from samestep.run.hyperparameters import describe
 from samestep.run.layout import shorten
 from samestep.run.logs import log_to_files, silence_expected_warnings
 from samestep.run.metrics import read_final_metrics
@@ -439,15 +440,11 @@ class Trainer(L.Trainer):
             described[name] = {"class": strategies.name_of(part)}
             if isinstance(getattr(part, "batch_size", None), int):  # of a DataLoader
                 described[name]["batch_size"] = part.batch_size
-            for key, value in dict(getattr(part, "hparams", {})).items():
+            for key, value in hyperparameters_of(part).items():
                 # LightningCLI adds a key of its own, which begins with an underscore.
                 if not str(key).startswith("_"):
                     described[name][key] = value
-        # As YAML can hold it; of objects, such as an activation, the name of their class.
-        text = json.dumps(
-            to_plain(self._config or described), default=lambda o: type(o).__qualname__
-        )
-        config: dict[str, Any] = redact_values(json.loads(text))
+        config: dict[str, Any] = redact_values(describe(self._config or described))
         return config
 
 
@@ -506,6 +503,20 @@ def callbacks_of_run(
         (guard, *_) = compat.of_kind(chosen, LossGuard)
         callbacks.append(Receipts(spec.run_dir, guard, has_auto_shares=spec.shares == "auto"))
     return [*callbacks, *chosen, Attributes()]
+
+
+def hyperparameters_of(part: Any) -> Mapping[Any, Any]:
+    """What a model or a DataModule has saved of its arguments; empty for loaders."""
+    saved: dict[Any, Any] = {}
+    # Lightning removes what cannot be pickled from ``hparams``, when training begins.
+    for name in ("hparams_initial", "hparams"):
+        found = getattr(part, name, None)
+        if isinstance(found, Namespace):
+            found = vars(found)
+        # An object that is no Lightning module may have any attribute of this name.
+        if isinstance(found, Mapping):
+            saved |= found
+    return saved
 
 
 def front_end_of_script(run_dir: Path, callbacks: Iterable[L.Callback]) -> RunSpec:

@@ -5,7 +5,8 @@ another run are rejected. Read in this order:
 
 1. ``layout``: the files of a run directory. ``lifecycle``: starts, resumes and finishes a run.
    ``lock`` keeps other processes out, ``changes`` compares the configuration with the saved one,
-   ``record`` is run.json, ``provenance`` finds the code and the machine, ``logs`` are the ranks'.
+   ``hyperparameters`` says what that one holds of objects, ``record`` is run.json, ``provenance``
+   finds the code and the machine, ``logs`` are the ranks'.
 2. ``checkpoint``: files that are written atomically. ``manifest`` proves a checkpoint intact and
    of this run; ``shards`` are the tensors of a sharded model. ``receipts`` are what each batch
    leaves, to compare it if it is repeated.

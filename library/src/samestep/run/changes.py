@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,11 @@ def config_digest(spec: RunSpec) -> str:
     """A digest of all that would make another run."""
     values = flatten(spec.config).items()
     learned = {key: value for key, value in values if not scope_of(key, spec.may_change)}
-    text = json.dumps(learned, sort_keys=True, default=str)
+    try:
+        text = json.dumps(learned, sort_keys=True, default=str)
+    except TypeError:
+        # Keys of a file in configs/ may be numbers beside texts, which have no order.
+        text = json.dumps(learned, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -43,31 +47,91 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
             )
         return {}
     changed = compare(read_config(run_dir), spec.config)
-    lines, refused = "", []
-    for key, (old, new) in changed.items():
-        may_change = scope_of(key, spec.may_change) or key in spec.allow_changes
-        if not may_change:
-            lines += f"\n  {key}: {old} -> {new}"
-            refused.append(key)
-    if refused:
+    lines, rejected = "", []
+    for key, pair in changed.items():
+        if not scope_of(key, spec.may_change) and not is_allowed(key, spec.allow_changes):
+            lines += f"\n  {key}: {show_change(pair)}"
+            rejected.append(key)
+    if rejected:
         raise ConfigError(
             f"{run_dir} holds a run with another configuration:{lines}\n"
             f"Use {spec.another_run} for the new values, or restore the old ones; or accept "
-            f"the new ones in this run: '{option('allow_changes')}=[{','.join(refused)}]'"
+            f"the new ones in this run: '{option('allow_changes')}=[{','.join(rejected)}]'"
         )
     return changed
 
 
+def is_allowed(key: str, allowed: Sequence[str]) -> bool:
+    """Whether ``key`` is one of the allowed keys, or below one: a value may be a whole object."""
+    return any(key == name or key.startswith(f"{name}.") for name in allowed)
+
+
+def show_change(pair: tuple[Any, Any]) -> str:
+    """The old value and the new one, in a message."""
+    old, new = map(str, pair)
+    # The number 1 and the text 1 look alike.
+    if old == new:
+        old, new = map(repr, pair)
+    return f"{old} -> {new}"
+
+
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The values that differ between two configurations: ``{key: (old, new)}``."""
-    before, after = flatten(old), flatten(new)
+    before, after = flatten(complete(old, new)), flatten(new)
     changed = {}
     for key in before | after:
-        pair = before.get(key, "absent"), after.get(key, "absent")
         # The choices of files only name where values come from.
-        if pair[0] != pair[1] and not key.startswith("choices"):
-            changed[key] = pair
+        if key.startswith("choices"):
+            continue
+        is_in_both = key in before and key in after
+        if not is_in_both or not are_same(before[key], after[key]):
+            changed[key] = before.get(key, "absent"), after.get(key, "absent")
     return changed
+
+
+def complete(old: Any, new: Any) -> Any:
+    """The old configuration, with the new values of objects of which it has the class only.
+
+    Before, ``config.yaml`` had nothing but the name of the class. Such a run continues, and its
+    next ``config.yaml`` has the values.
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        completed = dict(old)
+        for key, value in old.items():
+            if key in new:
+                completed[key] = complete(value, new[key])
+        return completed
+    if are_parallel(old, new):
+        return list(map(complete, old, new))
+    if isinstance(old, str) and isinstance(new, Mapping) and "class" in new:
+        # The name had no module.
+        is_of_class = f".{new['class']}".endswith(f".{old}")
+        return new if is_of_class else old
+    return old
+
+
+def are_same(old: Any, new: Any) -> bool:
+    """Whether two values are equal, where nan equals nan, and keys may be numbers or texts."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        old, new = with_text_keys(old), with_text_keys(new)
+        return old.keys() == new.keys() and all(are_same(old[key], new[key]) for key in old)
+    if are_parallel(old, new):
+        return all(map(are_same, old, new))
+    if isinstance(old, float) and isinstance(new, float):
+        # -0.0 equals 0.0, and is another value: 1 divided by it is negative.
+        return repr(old) == repr(new)
+    return bool(old == new)
+
+
+def are_parallel(old: Any, new: Any) -> bool:
+    """Whether these are two lists of one length."""
+    are_lists = isinstance(old, list | tuple) and isinstance(new, list | tuple)
+    return are_lists and len(old) == len(new)
+
+
+def with_text_keys(node: Mapping[Any, Any]) -> dict[str, Any]:
+    """The mapping as JSON has it, whose keys are texts."""
+    return {str(key): value for key, value in node.items()}
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact, redact_argument, redact_values
 from samestep.ranks.stopping import Stopped
 from samestep.run import lock, manifest, provenance, record
-from samestep.run.changes import config_digest, find_changes
+from samestep.run.changes import config_digest, find_changes, show_change
 from samestep.run.checkpoint import find_valid, unusable
 from samestep.run.copies import KeepsCopy
 from samestep.run.files import (
@@ -143,8 +143,8 @@ def _announce(run_dir: Path, last: str | None, changed: Mapping[str, tuple[Any, 
     """Print that a run starts or continues, and what differs from its last start."""
     start = "Continuing" if last else "Run"
     print(f"{start}: {shorten(run_dir)}", flush=True)
-    for key, (old, new) in changed.items():
-        print(f"  {key}: {old} -> {new}", flush=True)
+    for key, pair in changed.items():
+        print(f"  {key}: {show_change(pair)}", flush=True)
 
 
 def _back_up(run_dir: Path, made: list[Path]) -> None:
