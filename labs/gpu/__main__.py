@@ -16,7 +16,7 @@ from pathlib import Path
 
 from labs.command import is_chosen, make_parser
 from library.tests.programs import PATIENCE_S
-from samestep.node import agent
+from samestep.node import device_option
 from samestep.ranks import process
 from samestep.verify.experiments import AGAIN, DIFFERS, FAILED, GOOD, Cell, Experiments, Settings
 from tests.conftest import NO_PICTURES, ROOT, environment
@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=4, help="settings at once")
     parser.add_argument("--accelerator", choices=["gpu", "cpu"], default="gpu")
     args = parser.parse_args()
-    num_gpus = agent.num_gpus("gpu")
+    num_gpus = device_option.num_gpus("gpu")
     if args.accelerator == "gpu" and not num_gpus:
         print("error: this machine has no GPU that torch can use", file=sys.stderr)
         return 2

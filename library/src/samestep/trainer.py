@@ -38,7 +38,7 @@ from samestep.callbacks.run_stats import RunStats
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
-from samestep.node import agent
+from samestep.node import agent, device_option
 from samestep.ranks import (
     compat,
     environment,
@@ -99,7 +99,8 @@ class Trainer(L.Trainer):
         accelerator: as in Lightning; so are the next ones, and ``options``.
         strategy: ``auto``, ``ddp``, a variant of it, ``fsdp`` (a model in parts, one on each rank),
             or an object whose checkpoints are whole.
-        devices: processes on each node.
+        devices: processes on each node, each with a GPU if there are any; ``auto`` or -1, one for
+            each GPU; or the numbers of GPUs, such as ``[1, 3]`` or ``"1,3"``.
         num_nodes: machines.
         callbacks: yours, in addition to those of every run. A ``Checkpoints`` or ``LossGuard``
             among them takes the place of the default one.
@@ -128,7 +129,7 @@ class Trainer(L.Trainer):
         allow: Sequence[str] = (),
         accelerator: str = "auto",
         strategy: Any = "auto",
-        devices: int | str = "auto",
+        devices: int | str | Sequence[int] = "auto",
         num_nodes: int = 1,
         callbacks: list[L.Callback] | L.Callback | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
@@ -156,7 +157,7 @@ class Trainer(L.Trainer):
             run_dir=run_dir,
             seed=seed,
             accelerator=accelerator,
-            devices=devices,
+            devices=device_option.expected(devices),
             num_nodes=None if added.is_elastic else num_nodes,
             strategy=strategies.name_of(strategy),
             sync_batchnorm=bool(options.get("sync_batchnorm")),
@@ -174,6 +175,7 @@ class Trainer(L.Trainer):
         if num_processes > 1:
             # This process becomes the agent, and the script begins again in each rank.
             run_dirs.hand_on()
+            device_option.name_to_ranks(devices)
             sys.exit(agent.start(agent.this_program(), num_processes, run_id=self.spec.run_id))
         environment.limit_threads()
         silence_expected_warnings()

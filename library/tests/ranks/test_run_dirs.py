@@ -34,9 +34,12 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("devices", "place"), [(2, "runs"), (1, "~/runs")])
 def test_a_name_made_of_the_time_is_one_directory(folder: Path, devices: int, place: str):
-    done = run("script.py", str(devices), place, cwd=folder, HOME=str(folder))
+    """Under a profiler, which runs the script in names of its own."""
+    profiled = ("-m", "cProfile", "-o", "profile", "script.py")
+    done = run(*profiled, str(devices), place, cwd=folder, HOME=str(folder))
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in folder.glob("[!.]*")} == {"elsewhere", "runs", "script.py"}
+    made = {path.name for path in folder.glob("[!.]*")}
+    assert made == {"elsewhere", "profile", "runs", "script.py"}
     assert not [*(folder / "elsewhere").iterdir()]
     (run_dir,) = (folder / "runs").iterdir()
     assert json.loads((run_dir / "run.json").read_text())["state"] == "finished"
@@ -62,7 +65,7 @@ def test_a_home_directory_that_does_not_exist(monkeypatch: pytest.MonkeyPatch):
 def test_ranks_use_the_directories_of_their_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Each Trainer of a script has its own; one after those of the agent names it itself."""
     monkeypatch.setattr(run_dirs, "_fixed", [])
-    monkeypatch.setenv(run_dirs.FROM_AGENT, json.dumps(["/a/one", "/a/two"]))
+    monkeypatch.setenv(environment.RUN_DIRS, json.dumps(["/a/one", "/a/two"]))
     monkeypatch.chdir(tmp_path)
     assert run_dirs.fix("one") == tmp_path / "one"  # no rank: a process that a rank has started
     monkeypatch.setattr(run_dirs, "_fixed", [])
@@ -70,7 +73,7 @@ def test_ranks_use_the_directories_of_their_agent(monkeypatch: pytest.MonkeyPatc
     fixed = [run_dirs.fix(name) for name in ("other", "other", "three")]
     assert fixed == [Path("/a/one"), Path("/a/two"), tmp_path / "three"]
     run_dirs.hand_on()
-    handed_on = json.loads(str(environment.variable(run_dirs.FROM_AGENT)))
+    handed_on = json.loads(str(environment.variable(environment.RUN_DIRS)))
     assert handed_on == [str(path) for path in fixed]
 
 

@@ -95,6 +95,8 @@ SIZE = Rule(
 CPUS = Rule("text such as 500m", lambda v: bool(re.fullmatch(r"[1-9]\d*m?", str(v))))
 # Lightning's value for no limit.
 NO_LIMIT = Rule("-1 (no limit)", whole(-1, -1).holds)
+# A cluster numbers the GPUs of each node itself.
+NO_GPU_NUMBERS = Rule("the number of GPUs whose names are in CUDA_VISIBLE_DEVICES", lambda v: False)
 NODE = Rule("a group with a _target_", lambda v: isinstance(v, dict) and "_target_" in v)
 DURATION = matching(
     "text such as 00:12:00:00, which is days:hours:minutes:seconds", r"\d+:\d\d:\d\d:\d\d"
@@ -128,7 +130,7 @@ FORBIDDEN = {
 }
 OF_TRAINER = {
     "trainer.accelerator": one_of("auto", "cpu", "gpu", "mps", "tpu"),
-    "trainer.devices": one_of("auto") | whole(1),
+    "trainer.devices": one_of("auto") | whole(1) | NO_GPU_NUMBERS,
     "trainer.num_nodes": whole(1),
     "trainer.strategy": one_of("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp") | NODE,
     "trainer.precision": one_of(*PRECISIONS),

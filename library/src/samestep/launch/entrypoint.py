@@ -20,7 +20,7 @@ from samestep.errors import ConfigError, RunError
 from samestep.hydra.compose import check
 from samestep.hydra.front_end import name_run, topology_of
 from samestep.hydra.project import project_folder
-from samestep.node import agent, pid1, rendezvous
+from samestep.node import device_option, pid1, rendezvous
 from samestep.node.cluster_environment import Node, read_node
 from samestep.node.outcome import Outcome
 from samestep.ranks import environment, failure, process
@@ -84,7 +84,7 @@ def complete_node(node: Node, cfg: DictConfig) -> Node:
             "RUN_ID: is not set; several nodes need one name for the run, the same on each"
         )
     # The default, one device, leaves the number of processes to the GPUs that the cluster gives.
-    num_gpus = agent.num_gpus(accelerator)
+    num_gpus = device_option.num_gpus(accelerator)
     if devices not in (1, "auto"):
         num_gpus = int(devices)
     return replace(

@@ -4,7 +4,7 @@ Promise: the exit code of a node is that of the rank that failed first, and no r
 agent.
 
 Read in this order: ``cluster_environment`` (which node this is), ``rendezvous`` (where it meets the
-others), ``agent`` (starts the ranks and watches them), ``outcome`` (how they ended),
-``etcd_rendezvous`` (where nodes that come and go meet), ``pid1`` (the first process of a
-container), ``run_script`` (the command ``samestep run``).
+others), ``device_option`` (how many ranks ``devices`` means), ``agent`` (starts the ranks and
+watches them), ``outcome`` (how they ended), ``etcd_rendezvous`` (where nodes that come and go
+meet), ``pid1`` (the first process of a container), ``run_script`` (the command ``samestep run``).
 """

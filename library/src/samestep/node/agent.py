@@ -1,16 +1,19 @@
 """Several processes on this machine, started and watched by torchrun's own agent."""
 
+import inspect
 import logging
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samestep.errors import ConfigError
+from samestep.node import device_option
 from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
-from samestep.option_names import setting
+from samestep.option_names import option, setting
 from samestep.ranks import environment, heartbeat
 from samestep.ranks.failure import EXIT_ERROR
 from samestep.ranks.heartbeat import HungRanks
@@ -23,12 +26,15 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
 
-def num_processes(accelerator: str, devices: int | str, num_nodes: int) -> int:
+def num_processes(accelerator: str, devices: Any, num_nodes: int) -> int:
     """Return how many processes to start here for these arguments of the Trainer.
 
     It is 1 under torchrun, which has started them all.
     """
     if environment.under_torchrun():
+        # The ranks of our own agent see the GPUs that are named, and no others.
+        if environment.variable(environment.RUN_DIRS) is None:
+            device_option.check_named(devices)
         return 1
     plan = environment.verify_plan()
     if plan is not None:
@@ -40,42 +46,46 @@ def num_processes(accelerator: str, devices: int | str, num_nodes: int) -> int:
             f"them:\n  torchrun --nnodes={num_nodes} --nproc-per-node={devices} --node-rank=N "
             f"--master-addr=NODE_0 {Path(sys.argv[0]).name} ..."
         )
-    if devices == 1:
-        return 1
-    gpus = num_gpus(accelerator)
-    if devices == "auto":
-        return max(1, gpus)
-    needs_gpus = gpus > 0 or accelerator == "gpu"
-    if needs_gpus and int(devices) > gpus:
-        raise ConfigError(
-            f"{setting('devices', devices)}: this machine has {gpus} GPUs; choose fewer, or "
-            f"{setting('accelerator', 'cpu')}"
-        )
-    return int(devices)
-
-
-def num_gpus(accelerator: str) -> int:
-    """How many GPUs of this machine the run may use."""
-    if accelerator not in {"auto", "gpu"}:
-        return 0
-    import torch  # takes seconds, which a run on CPUs is spared
-
-    return torch.cuda.device_count()
+    return device_option.count(accelerator, devices)
 
 
 def this_program() -> list[str]:
-    """Return what Python runs now: a script or a module, and its arguments."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    # Python has a spec of it only for `python -m package.module`. Its file alone would not do: a
-    # script finds no relative imports.
-    if spec is not None:
-        return ["-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
-    file = getattr(main, "__file__", None)
-    # A notebook or an interactive session has none.
-    if file is None:
-        raise ConfigError("devices: several processes need a script that starts them")
-    return [str(Path(file).absolute()), *sys.argv[1:]]
+    """Return what Python runs now: its options, a script or a module, and its arguments.
+
+    A profiler, a debugger or coverage may run the script. The ranks run it without them.
+    """
+    # ``-O``, ``-W`` and ``-X``, as multiprocessing hands them on; Python 3.14 has no public name.
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    main = find_main()
+    spec = main.get("__spec__")
+    # Python has a spec with another name only for `python -m package.module`. Its file alone would
+    # not do: a script finds no relative imports.
+    if spec is not None and spec.name != "__main__":
+        return [*options, "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    file = main.get("__file__")
+    # A notebook, `python -c` and a script on stdin have none that could be read again.
+    if file is not None:
+        # What is in an archive has a path in it, which is no file.
+        for path in (Path(file), Path(sys.argv[0])):
+            if path.is_file():
+                return [*options, str(path.absolute()), *sys.argv[1:]]
+    raise ConfigError(
+        f"{option('devices')}: several processes run the program again, and this one has no file: "
+        f"it is a notebook, python -c or stdin; save it as a script, or use {setting('devices', 1)}"
+    )
+
+
+def find_main() -> Mapping[str, Any]:
+    """The names of the module that is run as ``__main__``."""
+    # ``sys.modules`` is not enough: it keeps the profiler of `python -m cProfile script.py`, which
+    # runs the script in names of its own. So the innermost code that is called so counts.
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__main__":
+            return frame.f_globals
+        frame = frame.f_back
+    # The Trainer is made in a thread.
+    return vars(sys.modules["__main__"])
 
 
 def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from samestep.errors import ConfigError
-from samestep.node import agent, rendezvous
+from samestep.node import agent, device_option, rendezvous
 from samestep.node.cluster_environment import read_node
 from samestep.ranks import environment
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("samestep run: names no script; write samestep run [options] script.py")
     node = replace(
         node,
-        processes=node.processes or max(1, agent.num_gpus("auto")),
+        processes=node.processes or max(1, device_option.num_gpus("auto")),
         run_id=node.run_id or "none",  # as torchrun calls it
         timeout_s=node.timeout_s or 900,
     )

@@ -18,6 +18,7 @@ from samestep.errors import ConfigError
 from samestep.option_names import setting
 
 VERIFY = "SAMESTEP_VERIFY"  # the plan of one program that `samestep verify` has started, as JSON
+RUN_DIRS = "SAMESTEP_RUN_DIRS"  # what a Trainer that starts ranks hands on to them, as JSON
 ON_CLUSTER = "SAMESTEP_ON_CLUSTER"  # set by the entry point of a cluster's node
 
 _parent = 0  # the process that has started this program; 0 where none was noted

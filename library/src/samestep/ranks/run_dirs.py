@@ -12,15 +12,13 @@ from samestep.errors import ConfigError
 from samestep.option_names import option
 from samestep.ranks import environment, process_group
 
-FROM_AGENT = "SAMESTEP_RUN_DIRS"  # the variable in which ranks find what their agent has fixed
-
 _fixed: list[str] = []  # in this process, in the order in which its Trainers were made
 
 
 def fix(run_dir: str | Path) -> Path:
     """The directory of the run that a Trainer is made for; a later ``chdir`` does not move it."""
     path = Path(environment.expand_home(str(run_dir), "run_dir")).absolute()
-    handed_on = json.loads(environment.variable(FROM_AGENT) or "[]")
+    handed_on = json.loads(environment.variable(environment.RUN_DIRS) or "[]")
     # The script has made as many Trainers before this one as in the process of its agent. A process
     # that a rank has started inherits the variable, and is no rank.
     number = len(_fixed)
@@ -32,7 +30,7 @@ def fix(run_dir: str | Path) -> Path:
 
 def hand_on() -> None:
     """Let the ranks that are started from here use the directories of this process."""
-    environment.set_variable(FROM_AGENT, json.dumps(_fixed))
+    environment.set_variable(environment.RUN_DIRS, json.dumps(_fixed))
 
 
 def check_same(run_dir: Path) -> None:

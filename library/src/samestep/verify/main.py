@@ -30,7 +30,7 @@ from pathlib import Path
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError, RunError
-from samestep.node import agent
+from samestep.node import device_option
 from samestep.ranks import environment
 from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.verify import hints
@@ -179,7 +179,7 @@ def check_gpus() -> int:
     Raises:
         ConfigError: if there is none.
     """
-    found = agent.num_gpus("gpu")
+    found = device_option.num_gpus("gpu")
     if not found:
         raise ConfigError("--gpu: this machine has no GPU that torch can use; leave out --gpu")
     return found

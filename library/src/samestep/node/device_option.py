@@ -1,0 +1,135 @@
+"""What ``devices`` means: how many processes, or which GPUs; as Lightning reads it.
+
+::
+
+    2, "2"             so many processes, each with a GPU of its own if there are any
+    "auto"             one for each GPU; one on CPUs
+    -1, "-1"           one for each GPU
+    [1, 3], "1,3"      one for each of these GPUs, "1," for one; on CPUs there is nothing to name
+"""
+
+import re
+from typing import Any
+
+from samestep.errors import ConfigError
+from samestep.option_names import setting
+from samestep.ranks import environment
+
+ALL = -1
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+RULE = 'must be a number of processes, "auto", -1 for all GPUs, or a list of GPUs such as [0, 1]'
+
+
+def read(devices: Any) -> int | str | list[int]:
+    """The argument in its simplest form: a number, ``auto``, or a list of GPUs.
+
+    Raises:
+        ConfigError: if it is none of these.
+    """
+    value = devices
+    if isinstance(value, str):
+        text = value.replace(" ", "")
+        if text == "auto":
+            return text
+        if re.fullmatch(r"-1|\d+", text):
+            value = int(text)
+        elif re.fullmatch(r"\d+(,\d+)*,?", text):
+            value = [int(number) for number in text.rstrip(",").split(",")]
+    if type(value) is int and (value == ALL or value > 0):
+        return value
+    if isinstance(value, (list, tuple)):
+        is_numbers = all(type(item) is int and item >= 0 for item in value)
+        if value and is_numbers and len({*value}) == len(value):
+            return [*value]
+    raise ConfigError(f"{setting('devices', devices)}: {RULE}")
+
+
+def count(accelerator: str, devices: Any) -> int:
+    """How many processes this machine must start for these arguments of the Trainer.
+
+    Raises:
+        ConfigError: if it has no such GPUs.
+    """
+    wanted = read(devices)
+    if wanted == 1:
+        return 1
+    gpus = num_gpus(accelerator)
+    if wanted == "auto":
+        return max(1, gpus)
+    needs_gpus = gpus > 0 or accelerator in ("gpu", "cuda")
+    text = setting("devices", devices)
+    if isinstance(wanted, list):
+        # Lightning knows them by numbers too, such as the one GPU of a Mac.
+        if len(wanted) == 1 and accelerator not in ("auto", "cpu", "gpu", "cuda"):
+            return 1
+        if not needs_gpus:
+            raise ConfigError(f"{text}: names GPUs, and this run is on CPUs; give a number")
+        unknown = [number for number in wanted if number >= gpus]
+        if unknown:
+            raise ConfigError(
+                f"{text}: this machine has {gpus} GPUs, counted from 0; choose others, or make "
+                f"them visible in {VISIBLE}"
+            )
+        return len(wanted)
+    if wanted == ALL:
+        if needs_gpus and gpus > 0:
+            return gpus
+        raise ConfigError(
+            f"{text}: means all GPUs, and there are none here; give a number of processes"
+        )
+    assert isinstance(wanted, int)
+    if needs_gpus and wanted > gpus:
+        raise ConfigError(
+            f"{text}: this machine has {gpus} GPUs; choose fewer, or "
+            f"{setting('accelerator', 'cpu')}"
+        )
+    return wanted
+
+
+def num_gpus(accelerator: str) -> int:
+    """How many GPUs of this machine the run may use."""
+    if accelerator not in ("auto", "gpu", "cuda"):
+        return 0
+    import torch  # takes seconds, which a run on CPUs is spared
+
+    return torch.cuda.device_count()
+
+
+def expected(devices: Any) -> int | str:
+    """How many processes a node must have; ``auto`` where that depends on its GPUs."""
+    wanted = read(devices)
+    if isinstance(wanted, list):
+        return len(wanted)
+    return "auto" if wanted == ALL else wanted
+
+
+def name_to_ranks(devices: Any) -> None:
+    """Let the ranks that are started from here see the GPUs that ``devices`` names, and no others.
+
+    Rank 0 gets the first of them. Their numbers count the GPUs that this process sees, which may
+    have names, such as UUIDs.
+    """
+    wanted = read(devices)
+    if not isinstance(wanted, list):
+        return
+    visible = environment.variable(VISIBLE)
+    names = [str(number) for number in wanted]
+    if visible is not None:
+        of_process = visible.split(",")
+        names = [of_process[number].strip() for number in wanted]
+    environment.set_variable(VISIBLE, ",".join(names))
+
+
+def check_named(devices: Any) -> None:
+    """Check a rank that something else has started, such as torchrun, which knows no ``devices``.
+
+    Raises:
+        ConfigError: if other GPUs are named than those that such ranks take.
+    """
+    wanted = read(devices)
+    if isinstance(wanted, list) and sorted(wanted) != [*range(len(wanted))]:
+        names = ",".join(str(number) for number in wanted)
+        raise ConfigError(
+            f"{setting('devices', devices)}: these ranks were not started by the Trainer, and take "
+            f"the first GPUs that they see; start them with {VISIBLE}={names}"
+        )
