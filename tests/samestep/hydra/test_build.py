@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
 from samestep.fit_checks import has_test
@@ -45,6 +46,30 @@ def test_names_of_arguments_may_be_numbers(compose):
     trainer = build.build_trainer(cfg)
     (slower,) = (c for c in trainer.callbacks if isinstance(c, GradientAccumulationScheduler))
     assert slower.scheduling == {0: 1, 1: 3}
+
+
+LINEAR = {"_target_": "torch.nn.Linear", "_args_": [2, 3], "bias": False}
+
+
+def test_arguments_may_be_given_by_position():
+    node = OmegaConf.create({"_target_": "torch.nn.Sequential", "_args_": [LINEAR, LINEAR]})
+    build.check_signatures(node, "model")
+    made = build.build(node, "model")
+    assert [tuple(layer.weight.shape) for layer in made] == [(3, 2), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"_args_": [2]}, "model: torch.nn.Linear needs a value for out_features"),
+        ({"_args_": [1] * 6}, "model._args_: torch.nn.Linear takes 5 arguments by position, not 6"),
+        ({"baias": True}, "model.baias: torch.nn.Linear takes no argument 'baias'"),
+    ],
+)
+def test_arguments_by_position_are_counted(changed: dict[str, object], message: str):
+    with pytest.raises(ConfigError) as caught:
+        build.check_signatures(OmegaConf.create(LINEAR | changed), "model")
+    assert str(caught.value).startswith(message)
 
 
 OWN_LOADERS = [

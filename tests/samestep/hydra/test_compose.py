@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import subprocess
 import sys
@@ -112,10 +113,26 @@ def test_groups_may_be_empty():
     assert name_run(cfg).startswith("skeleton-")
 
 
+def test_a_plus_before_a_choice_makes_no_difference():
+    """As before a key; in other templates experiments need one."""
+    plain = check(["experiment=digits_ema", "debug=fast"])
+    assert plain == check(["+experiment=digits_ema", "++debug=fast"])
+    assert plain.choices.experiment == "digits_ema"
+
+
+def test_a_value_may_be_nan_where_its_default_is(configs):
+    write(configs, "model/mine", "model: {_target_: project.model.mine.Net, fill: .nan, lr: 0.1}")
+    assert math.isnan(check(["model=mine"]).model.fill)
+    assert check(["model=mine", "model.fill=-1"]).model.fill == -1
+    assert fault("model=mine", "model.lr=nan") == "model.lr=NaN: must be a number"
+
+
 def test_a_group_of_the_users_own_can_be_added(configs):
     write(configs, "model/head/linear", "model: {head: {_target_: some.Head}}")
     write(configs, "experiment/head", "defaults: [/model/head: linear]")
     assert check(["experiment=head"]).model.head._target_ == "some.Head"
+    for plus in ("+", "++"):
+        assert check([f"{plus}model/head=linear"]).choices["model/head"] == "linear"
 
 
 def test_a_group_may_choose_nothing_by_default(configs):
@@ -149,7 +166,8 @@ def test_wrong_choices_and_lines_are_rejected(override, message):
 def test_errors_of_hydra_are_one_message():
     assert "word: is not an override; write KEY=VALUE" in fault("word")
     assert "data.root=~/images" in fault("data.root=~/images")
-    assert "Multiple values for debug" in fault("+debug=fast")
+    message = "+model/optimizer=sgd: model/optimizer has a choice already; leave out the plus"
+    assert fault("+model/optimizer=sgd") == fault("++model/optimizer=sgd") == message
     assert "File name too long" in fault("x" * 5000 + "=1")
     assert "hydra.nope" in fault("hydra.nope=1")
     assert "list index out of range" in fault("data.mean.7=1")

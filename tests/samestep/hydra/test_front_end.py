@@ -1,10 +1,15 @@
+import math
 import re
+from enum import Enum
 from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import open_dict
 
 from samestep.config_keys import KeyScope, scope_of
+from samestep.errors import ConfigError
+from samestep.hydra.front_end import front_end_of
 from samestep.run import lifecycle
 from samestep.run.changes import find_changes
 from samestep.run_spec import leaves
@@ -22,6 +27,29 @@ def test_secrets_stay_out_of_the_saved_configuration(
     assert find_changes(spec(*overrides)) == {}
     saved = yaml.safe_load((tmp_path / "test/config.yaml").read_text())
     assert (saved["run_dir"], saved["model"]["num_classes"]) == (f"{tmp_path}/test", 10)
+
+
+class Kind(Enum):
+    SMALL = 1
+
+
+def test_values_that_are_no_text_are_saved_and_continue(compose, tmp_path: Path):
+    """Those of a project's own dataclasses, as Hydra's structured configs have them."""
+
+    def make_spec(kind_of_data: Kind, fill: float):
+        cfg = compose()
+        with open_dict(cfg):
+            cfg.data.mine = {"root": Path("a"), "kind": kind_of_data, "fill": fill, "names": b"x"}
+        return front_end_of(cfg, [], {}, list)
+
+    saved = make_spec(Kind.SMALL, math.nan)
+    lifecycle.open_directory(saved, [])
+    (tmp_path / "test/metrics.json").write_text("{}")
+    config = yaml.safe_load((tmp_path / "test/config.yaml").read_text())
+    assert config["data"]["mine"]["kind"] == "SMALL"
+    assert find_changes(make_spec(Kind.SMALL, math.nan)) == {}
+    with pytest.raises(ConfigError, match=r"data.mine.fill: nan -> 0.0"):
+        find_changes(make_spec(Kind.SMALL, 0.0))
 
 
 @pytest.mark.parametrize(

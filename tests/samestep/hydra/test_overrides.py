@@ -8,11 +8,15 @@ from tests.conftest import CONFIGS
 
 
 def test_values_are_typed_with_two_pluses_and_choices_are_not():
-    groups = {"data": ["mnist"], "logger": ["csv"]}
+    groups = {"data": ["mnist"], "logger": ["csv"], "model/head": ["linear"]}
     expected = {
         "seed=1": "++seed=1",
         "+seed=1": "++seed=1",
         "data=mnist": "data=mnist",
+        "+data=mnist": "data=mnist",
+        "++data=mnist": "data=mnist",
+        "+model/head=linear": "+model/head=linear",
+        "++model/head=linear": "+model/head=linear",
         "data={root: x}": "++data={root: x}",
         "logger=null": "logger=[]",
         "~logger": "~logger",

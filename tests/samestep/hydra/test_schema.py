@@ -23,6 +23,38 @@ def test_unknown_keys_are_rejected_with_a_suggestion():
     assert sorted(faults(*meant)) == sorted(lines)
 
 
+def test_keys_of_other_projects_are_known():
+    meant = {
+        "data.batch_size=8": "data.global_batch_size=8",
+        "trainer.batch_size=8": "data.global_batch_size=8",
+        "data.val_batch_size=8": "data.eval_batch_size=8",
+        "trainer.gpus=2": "trainer.devices=2",
+        "optimizer.name=sgd": "model/optimizer=sgd",
+        "model.lr=0.1": "model.optimizer.lr=0.1",
+        "task_name=mine": "run_id=mine",
+    }
+    lines = [f"{typed}: no such key; did you mean {key}?" for typed, key in meant.items()]
+    assert sorted(faults(*meant)) == sorted(lines)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        # Other names with most of the letters of a key.
+        ("model.hidden_size=3", "model has "),
+        ("model.dropout=0.1", "model has "),
+        ("train=false", "train.yaml has "),
+        # A name of another thing: cluster.name.
+        ("model.name=mine", "model has "),
+        ("logger.wandb.name=mine", "its file is not chosen; add logger=wandb"),
+        ("ckpt_path=last.ckpt", "a run continues by its name: repeat the command with RUN_ID"),
+    ],
+)
+def test_what_was_not_meant_is_not_suggested(word: str, hint: str):
+    (line,) = faults(word)
+    assert line.startswith(f"{word}: no such key; {hint}")
+
+
 NODE = "{_target_: some.Thing, depth: {a: 1}}"
 
 

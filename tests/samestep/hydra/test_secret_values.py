@@ -9,8 +9,8 @@ from samestep.hydra.compose import check
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("logger.wandb.api_key=hunter2", "logger.wandb.api_key=***: no such key; train.yaml has"),
-        ("logger={wandb: {api_key: hunter2}}", "logger.wandb.api_key=***: no such key; train.yaml"),
+        ("logger.wandb.api_key=hunter2", "logger.wandb.api_key=***: no such key; its file"),
+        ("logger={wandb: {api_key: hunter2}}", "logger.wandb.api_key=***: no such key; its file"),
         ("model.password={a: [hunter2]}", "model.password.a=***: no such key; model has"),
         ("api_key=hunter2'", "api_key=***"),  # Hydra cannot read it
     ],

@@ -215,7 +215,28 @@ def check_signatures(node: DictConfig, key: str) -> None:
         given = arguments_of(target_node)
         check_names(given, [*parameters], path, target)
         if not target_node.get("_partial_"):
-            check_required(given, parameters, path, target)
+            by_position = positional_arguments(target_node, parameters, path, target)
+            check_required([*by_position, *given], parameters, path, target)
+
+
+def positional_arguments(
+    node: DictConfig, parameters: Mapping[str, inspect.Parameter], path: str, target: str
+) -> list[str]:
+    """The parameters that get a value of ``_args_``, Hydra's list of arguments by position."""
+    num = len(node.get("_args_") or ())
+    names = []
+    takes_any_number = False
+    for name, parameter in parameters.items():
+        # Such as the layers of a Sequential.
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            takes_any_number = True
+        elif parameter.kind is not parameter.KEYWORD_ONLY:
+            names.append(name)
+    if num > len(names) and not takes_any_number:
+        raise ConfigError(
+            f"{path}._args_: {target} takes {len(names)} arguments by position, not {num}"
+        )
+    return names[:num]
 
 
 def parameters_of(target: str, path: str) -> Mapping[str, inspect.Parameter]:
@@ -278,7 +299,8 @@ def check_required(
     """Reject a node that lacks arguments of ``target`` without a default."""
     missing = []
     for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and name not in given:
+        is_needed = parameter.default is parameter.empty
+        if is_needed and parameter.kind is not parameter.VAR_POSITIONAL and name not in given:
             missing.append(name)
     if missing:
         raise ConfigError(f"{path}: {target} needs a value for {', '.join(missing)}")

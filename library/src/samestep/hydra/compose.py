@@ -118,6 +118,11 @@ def message_of(error: Exception) -> str:
     list_in_file = re.match(r"In '(.+)': .*Cannot merge DictConfig with ListConfig", text)
     if list_in_file:
         return f"configs/{list_in_file[1]}.yaml: must hold keys, not a list"
+    # Of a group such as model/optimizer, which another file has chosen.
+    chosen_twice = re.match(r"Multiple values for .* use 'override (\S+): (.+)'", text)
+    if chosen_twice:
+        group, choice = chosen_twice.groups()
+        return f"+{group}={choice}: {group} has a choice already; leave out the plus"
     # What OmegaConf appends is about its own types.
     text = text.partition(" object_type=")[0]
     return textwrap.shorten(hide_assigned(text), 300)

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
+from samestep.hydra.nodes import with_text_paths
 from samestep.hydra.option_keys import WORDS, keys_of
 from samestep.hydra.origins import find_overridden
 from samestep.hydra.project_rules import load_project_rules
@@ -55,7 +56,9 @@ def front_end_of(
         callbacks: those of ``cfg.callbacks``, by their keys.
         make_loggers: makes the loggers of ``cfg.logger``.
     """
-    config = redact_values(OmegaConf.to_container(cfg, resolve=True))
+    # A project may have nodes of its own dataclasses, with enums and paths in them.
+    resolved = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    config = redact_values(with_text_paths(resolved))
     return RunSpec(
         run_id=str(cfg.run_id),
         run_dir=Path(cfg.run_dir),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -68,6 +69,15 @@ def escape(value: Any) -> Any:
         # OmegaConf reads \${ as ${, and \\${ as a backslash before an interpolation.
         return re.sub(r"(\\*)\$\{", lambda match: rf"{match[1] * 2}\${{", value)
     return value
+
+
+def with_text_paths(value: Any) -> Any:
+    """Copy plain containers with each path as text, which YAML can hold in any process."""
+    if isinstance(value, dict):
+        return {key: with_text_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_text_paths(item) for item in value]
+    return str(value) if isinstance(value, PurePath) else value
 
 
 def as_list(value: str | Sequence[str] | None) -> Sequence[str]:

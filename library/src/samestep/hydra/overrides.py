@@ -7,7 +7,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from samestep.errors import ConfigError
-from samestep.hydra.project import NOT_GROUPS, choices_of, config_folders, search_path_override
+from samestep.hydra.project import (
+    NOT_GROUPS,
+    choices_of,
+    config_folders,
+    default_groups,
+    search_path_override,
+)
 from samestep.hydra.suggestions import no_such_choice
 from samestep.ranks.secrets import hide_assigned
 
@@ -47,7 +53,12 @@ def rewrite(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
         return f"{group}=[]"
     if not isinstance(value, str | list):
         raise ConfigError(no_such_choice(group, value, groups[group]))
-    return line
+    choice = line.lstrip("+")
+    # Hydra takes the plus for a second choice of a group that has one already, and knows no `++`
+    # for groups. For keys each of them may be typed, so it may here.
+    if group in default_groups() or choice == line:
+        return choice
+    return f"+{choice}"
 
 
 def list_runs(lines: Sequence[str], *, multirun: bool) -> list[list[str]]:

@@ -2,7 +2,9 @@
 
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -67,20 +69,38 @@ def config_folders() -> list[Path]:
     project = project_folder()
     file = project / MAIN
     folders = [configs_folder()]
-    for entry in _read_search_path(file, file.stat().st_mtime_ns):
+    for entry in _read_main(file, file.stat().st_mtime_ns).search_path:
         folder = project / entry.removeprefix("file://")
         if folder.is_dir():
             folders.append(folder)
     return folders
 
 
+def default_groups() -> Sequence[str]:
+    """The groups in the defaults list of ``train.yaml``."""
+    file = project_folder() / MAIN
+    return _read_main(file, file.stat().st_mtime_ns).groups
+
+
+class _Main(NamedTuple):
+    """What ``train.yaml`` says about other files."""
+
+    search_path: Sequence[str]
+    groups: Sequence[str]
+
+
 @functools.cache
-def _read_search_path(file: Path, modified_ns: int) -> list[str]:
-    """``hydra.searchpath`` of a file; cached, because YAML takes milliseconds to parse."""
+def _read_main(file: Path, modified_ns: int) -> _Main:
+    """Read ``train.yaml``; cached, because YAML takes milliseconds to parse."""
     content = yaml.safe_load(file.read_text("utf-8"))
     # Anything else than groups of keys is reported later, by Hydra.
     entries = select(content, "hydra.searchpath") or []
-    return [str(entry) for entry in entries]
+    groups = []
+    for default in select(content, "defaults") or []:
+        # Such as ``optional local: default``; ``_self_`` chooses nothing.
+        if isinstance(default, dict):
+            groups += [str(name).split()[-1].lstrip("/") for name in default]
+    return _Main([str(entry) for entry in entries], groups)
 
 
 def choices_of(*folders: Path) -> dict[str, list[str]]:

@@ -1,5 +1,6 @@
 """Compares a configuration with its *reference*, in which each key has a valid value. No torch."""
 
+import math
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +20,13 @@ from samestep.hydra.nodes import (
 )
 from samestep.hydra.project_rules import ProjectRules
 from samestep.hydra.rules import STRING, Rule, is_number
-from samestep.hydra.suggestions import did_you_mean, nearest, show
+from samestep.hydra.suggestions import (
+    did_you_mean,
+    find_other_name,
+    is_probably,
+    nearest,
+    show,
+)
 from samestep.ranks.secrets import HIDDEN, is_secret_name
 from samestep.run_spec import leaves
 
@@ -35,6 +42,8 @@ TYPES = {
     list: "a list of the same kind as its default",
     dict: "a group of keys",
 }
+OF_CHECKPOINTS = ("ckpt_path", "resume_from_checkpoint", "resume")  # of other projects
+AMBIGUOUS = ("name", "mode", "seed", "url")  # names that things of several groups have
 Fault = tuple[str, str]  # a full key, and a line that names the key, its value and the remedy
 Value = TypeVar("Value")
 
@@ -121,28 +130,63 @@ def find_unknown_keys(
 ) -> Iterator[Fault]:
     """The keys that the reference does not have, each with a suggestion."""
     # Lightning's flags exist, whether configs/trainer lists them or not.
-    known = {**defaults, **rules.OF_TRAINER}
-    existing = {*known, *nodes_of(defaults)}
-    candidates = [name for name in known if "._" not in name]  # a typo hardly means a _target_
-    candidates += groups
+    existing = {*defaults, *rules.OF_TRAINER, *nodes_of(defaults)}
     for key, leaf in written.items():
         if key in existing or is_below(key, open_nodes):
             continue
         for full_key, value in leaves(leaf.text, key).items():
             # A secret is often typed with a wrong key, such as logger.wandb.api_key.
             shown = HIDDEN if is_secret_name(full_key) else show(value)
-            hint = _hint(full_key, shown, candidates, defaults)
+            hint = _hint(full_key, value, shown, defaults, groups)
             yield full_key, f"{full_key}={shown}: no such key; {hint}"
 
 
-def _hint(key: str, shown: str, candidates: Sequence[str], defaults: Mapping[str, Leaf]) -> str:
+def _hint(
+    key: str,
+    value: Any,
+    shown: str,
+    defaults: Mapping[str, Leaf],
+    groups: Mapping[str, Sequence[str]],
+) -> str:
     """What a user of an unknown key probably meant, or could have meant."""
-    if key.split(".")[0] in OVERLAYS:
+    top, _, rest = key.partition(".")
+    if top in OVERLAYS:
         return "its file must begin with # @package _global_"
-    near = nearest(key, candidates)
+    if key.split(".")[-1] in OF_CHECKPOINTS:
+        return "a run continues by its name: repeat the command with RUN_ID=NAME"
+    choice = rest.split(".")[0]
+    if top in COLLECTIONS and choice in groups.get(top, ()):
+        return f"its file is not chosen; add {top}={choice}"
+    near = find_other_name(key, [*defaults, *groups])
+    if near is None:
+        near = nearest(key, _find_candidates(key, value, defaults, groups))
     if near:
         return f"did you mean {near}={shown}?"
     return _list_names(key, defaults)
+
+
+def _find_candidates(
+    key: str, value: Any, defaults: Mapping[str, Leaf], groups: Iterable[str]
+) -> list[str]:
+    """The keys and groups that may have been meant."""
+    candidates = [*defaults, *rules.OF_TRAINER]
+    # A choice is a text.
+    if isinstance(value, str):
+        candidates += groups
+    found = []
+    for candidate in candidates:
+        # A typo hardly means a _target_.
+        is_possible = "._" not in candidate and not _is_elsewhere(key, candidate)
+        if is_possible and is_probably(key, candidate):
+            found.append(candidate)
+    return found
+
+
+def _is_elsewhere(key: str, candidate: str) -> bool:
+    """Whether a candidate is another thing of the same name: each group may have a ``name``."""
+    *groups, name = key.split(".")
+    other_groups = candidate.split(".")[:-1]
+    return name in AMBIGUOUS and bool(groups) and groups[0] not in other_groups
 
 
 def _list_names(key: str, defaults: Mapping[str, Leaf]) -> str:
@@ -256,8 +300,9 @@ def same_type(value: Any, default: Any) -> bool:
     if default is None or isinstance(default, Exception):
         return True
     if isinstance(default, float):
-        # 1 is a valid learning rate.
-        return is_number(value)
+        # 1 is a valid learning rate. A default of nan, for missing data, shows that a key takes it.
+        takes_any = isinstance(value, float) and not math.isfinite(default)
+        return is_number(value) or takes_any
     if isinstance(default, list) and isinstance(value, list):
         # An empty list does not tell the type of its items.
         return not default or all(same_type(item, default[0]) for item in value)

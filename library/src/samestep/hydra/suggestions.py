@@ -2,8 +2,57 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from difflib import SequenceMatcher
+
+OTHER_NAMES = {
+    "batch_size": "data.global_batch_size",
+    "train_batch_size": "data.global_batch_size",
+    "val_batch_size": "data.eval_batch_size",
+    "test_batch_size": "data.eval_batch_size",
+    "data_dir": "data.root",
+    "gpus": "trainer.devices",
+    "num_gpus": "trainer.devices",
+    "num_epochs": "trainer.max_epochs",
+    "learning_rate": "model.optimizer.lr",
+    "optimizer.name": "model/optimizer",
+    "scheduler.name": "model/lr_scheduler",
+    "task_name": "run_id",
+    "run_name": "run_id",
+    "experiment_name": "run_id",
+}
+"""Keys of other projects, by their last parts, and their keys here."""
+
+
+def find_other_name(key: str, known: Container[str]) -> str | None:
+    """The known key for what other projects call ``key``; None if there is none."""
+    parts = key.lower().split(".")
+    for start in range(len(parts)):
+        other = OTHER_NAMES.get(".".join(parts[start:]))
+        if other in known:
+            return other
+    return None
+
+
+def is_probably(word: str, key: str) -> bool:
+    """Whether ``word`` may be a typo or a part of the name ``key``, and not another name.
+
+    ``hidden_size`` is no typo of ``image_size``, although most of their letters are the same.
+    """
+    typed, known = _last_part(word.lower()).split("_"), _last_part(key.lower()).split("_")
+    only_typed = [part for part in typed if part not in known]
+    only_known = [part for part in known if part not in typed]
+    # One has all words of the other: epochs, max_epochs.
+    if not only_typed or not only_known:
+        return True
+    of_different = _similarity("".join(only_typed), "".join(only_known))
+    # Of a short word with a typo little is left: rnu_id, run_id.
+    of_whole = _similarity("".join(typed), "".join(known))
+    return of_different >= 0.75 or of_whole >= 0.8
+
+
+def _similarity(first: str, second: str) -> float:
+    return SequenceMatcher(None, first, second).ratio()
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -15,9 +64,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     def similarity(key: str) -> float:
         # The last part of a key counts as much as the whole: `lr` means model.optimizer.lr.
         key_last = _last_part(key)
-        whole = SequenceMatcher(None, word, key).ratio()
-        parts = SequenceMatcher(None, last, key_last).ratio()
-        return (last == key_last) + (whole + parts) / 2
+        of_names = _similarity(word, key) + _similarity(last, key_last)
+        return (last == key_last) + of_names / 2
 
     best = max(known, key=similarity, default="")
     return best if similarity(best) >= 0.6 else None
