@@ -35,6 +35,13 @@ def test_two_runs_without_a_name_do_not_meet():
     assert all(name.startswith("digits-cnn-") for name in names)
 
 
+def test_a_name_that_no_cluster_takes_is_not_rendered():
+    result = launch("cluster=k8s", "--render", RUN_ID="My_Run")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "RUN_ID=My_Run: names things in the cluster, so it must be at most 63" in result.stderr
+    assert result.stderr.endswith("for instance RUN_ID=my-run\n")
+
+
 def test_what_cannot_be_done_is_refused_with_one_line():
     for words, message in (
         (["cluster=k8s", "--rendr"], "did you mean --render?"),

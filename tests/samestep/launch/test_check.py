@@ -239,3 +239,29 @@ def test_each_fault_is_said_once_without_a_traceback():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: cluster.gpus=3: each process has one, so it must be")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "valid"),
+    [
+        ("digits-cnn-3f2a1b", 0, "digits-cnn-3f2a1b"),
+        ("My_Data.v2-cnn-3f2a1b", 0, "my-data-v2-cnn-3f2a1b"),
+        ("7-3f2a1b", 0, "run-7-3f2a1b"),
+        ("_", 0, "run"),
+        ("a" * 70 + "-3f2a1b", 0, "a" * 57 + "3f2a1b"),
+        ("a" * 60 + "-3f2a1b", 20, "a" * 37 + "3f2a1b"),
+    ],
+)
+def test_a_name_is_made_valid(name: str, suffix: int, valid: str):
+    assert check.make_valid_name(name, suffix) == valid
+    assert check.NAME.fullmatch(valid)
+
+
+def test_a_name_that_was_made_up_is_one_that_clusters_take(monkeypatch: pytest.MonkeyPatch):
+    """It has the names of the user's files in configs/."""
+    monkeypatch.delenv("RUN_ID", raising=False)
+    made_up = "My_Data-resnet_18-3f2a1b"
+    monkeypatch.setattr(main.environment, "new_run_id", lambda *words: made_up)
+    cfg, manifests = main.prepare(["cluster=k8s"])
+    assert cfg.run_id == "my-data-resnet-18-3f2a1b"
+    assert {manifest["metadata"]["name"] for manifest in manifests} == {cfg.run_id}

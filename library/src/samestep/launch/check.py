@@ -83,17 +83,31 @@ def check_examples(cfg: DictConfig) -> Iterator[str]:
 
 def check_name(cfg: DictConfig) -> Iterator[str]:
     """The run's name becomes the name of objects, to which controllers append suffixes."""
+    suffix = cfg.cluster.get("longest_suffix", 0)
     if not NAME.fullmatch(cfg.run_id):
-        yield f"RUN_ID={cfg.run_id}: names things in the cluster, so it must be {NAME_RULE}"
+        yield (
+            f"RUN_ID={cfg.run_id}: names things in the cluster, so it must be {NAME_RULE}; for "
+            f"instance RUN_ID={make_valid_name(cfg.run_id, suffix)}"
+        )
         return
     # A controller that makes a longer name creates no pods, and only an event says why.
-    suffix = cfg.cluster.get("longest_suffix", 0)
     excess = len(cfg.run_id) + suffix - LONGEST
     if excess > 0:
         yield (
             f"RUN_ID={cfg.run_id}: has {len(cfg.run_id)} characters, and the cluster appends up to "
             f"{suffix}, which makes more than {LONGEST}; choose a RUN_ID that is {excess} shorter"
         )
+
+
+def make_valid_name(name: str, longest_suffix: int = 0) -> str:
+    """The name with nothing that a cluster rejects: ``my-net-3f2a1b`` for ``My_Net-3f2a1b``."""
+    words = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    if not words[:1].isalpha():
+        words = f"run-{words}"
+    # The end stays: the random characters of a new name tell two runs apart.
+    excess = max(0, len(words) + longest_suffix - LONGEST)
+    head, tail = words[:-6], words[-6:]
+    return f"{head[: len(head) - excess]}{tail}".strip("-")
 
 
 def check_devices(cfg: DictConfig) -> Iterator[str]:

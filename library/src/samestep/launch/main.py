@@ -66,8 +66,9 @@ def print_rendered(
     cfg: DictConfig, overrides: Sequence[str], manifests: Sequence[Manifest]
 ) -> None:
     """Print the manifests of a run, or the command that a cluster without manifests gets."""
-    # What is printed is kept in files and in the history of terminals.
-    reject(check.find_secrets(cfg))
+    # What is printed is kept in files and in the history of terminals. And others apply it, to a
+    # cluster that would only say later that a name is invalid.
+    reject([*check.find_secrets(cfg), *check.check_name(cfg)])
     if manifests:
         print(render.text(manifests), end="")
     else:
@@ -113,9 +114,15 @@ def prepare(
     """
     cfg = compose_for_pods(overrides)
     if is_data:
-        cfg.run_id = cfg.run_id or environment.run_id() or f"data-{cfg.choices.data}"
+        made_up = check.make_valid_name(f"data-{cfg.choices.data}")
+        cfg.run_id = cfg.run_id or environment.run_id() or made_up
         return cfg, volume.render_job(cfg, overrides)
+    is_made_up = not (name or cfg.run_id or environment.run_id())
     cfg.run_id = name or name_run(cfg)
+    # The name of a file in configs/ may have capitals or an underscore.
+    if is_made_up:
+        longest_suffix = cfg.cluster.get("longest_suffix", 0)
+        cfg.run_id = check.make_valid_name(cfg.run_id, longest_suffix)
     if "manifest" not in cfg.cluster:
         clusters = set(choices_of(*config_folders())["cluster"]) - {cfg.cluster.name}
         raise ConfigError(
