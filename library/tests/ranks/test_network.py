@@ -28,6 +28,27 @@ def test_the_interface_is_the_one_that_the_kernel_chooses(address: str | None):
     assert network.interface_with("203.0.113.1") is network.interface_with("::1") is None
 
 
+def test_interfaces_are_those_with_an_address():
+    found = network.interfaces()
+    assert "lo" in found
+    assert set(found) <= {name for _, name in socket.if_nameindex()}
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("eth", ["eth0", "eth01"]),
+        ("=eth0", ["eth0"]),
+        ("ib,lo", ["ib0", "lo"]),
+        ("^lo", ["eth0", "eth01", "ib0"]),
+        ("^=eth0", ["eth01", "ib0", "lo"]),
+    ],
+)
+def test_nccl_takes_prefixes_and_exceptions(given: str, taken: list[str]):
+    names = ["eth0", "eth01", "ib0", "lo"]
+    assert [name for name in names if network.nccl_takes(name, given)] == taken
+
+
 def test_a_server_that_is_late_is_waited_for(monkeypatch: pytest.MonkeyPatch):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

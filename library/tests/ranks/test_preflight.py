@@ -173,12 +173,27 @@ def test_with_several_nodes_the_interface_is_chosen_unless_the_user_did(torchrun
     monkeypatch.setattr(environment, "set_variable", variables.__setitem__)
     monkeypatch.setattr(network, "wait_for", lambda name, timeout_s: (name, "10.0.0.2"))
     monkeypatch.setattr(network, "interface_with", {"10.0.0.2": "eth1"}.get)
+    monkeypatch.setattr(network, "interfaces", lambda: ["eth1", "eth7"])
     torchrun(MASTER_ADDR="10.0.0.1", GROUP_WORLD_SIZE="1", **chosen)
     preflight.find_rank_zero("cpu", 300)
     assert variables == chosen  # one node: left alone
     torchrun(GROUP_WORLD_SIZE="2")
     assert preflight.find_rank_zero("cpu", 300) == "10.0.0.1 is 10.0.0.1, reached through eth1"
     assert variables == {**chosen, "NCCL_SOCKET_IFNAME": "=eth1"}
+
+
+def test_an_interface_that_this_machine_does_not_have_is_named(torchrun, monkeypatch):
+    """A variable of another machine; gloo only says twice that it finds no address."""
+    monkeypatch.setattr(network, "interfaces", lambda: ["eth0", "lo"])
+    torchrun(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="eth7")
+    said = r"^GLOO_SOCKET_IFNAME=eth7: names no network interface of .*, which has eth0, lo; unset"
+    with pytest.raises(ConfigError, match=said):
+        preflight.find_rank_zero("cpu", 1)
+    # NCCL is for GPUs only.
+    torchrun(GLOO_SOCKET_IFNAME="eth0", NCCL_SOCKET_IFNAME="ib0")
+    preflight.find_rank_zero("cpu", 1)
+    with pytest.raises(ConfigError, match=r"^NCCL_SOCKET_IFNAME=ib0: "):
+        network.check_chosen_interfaces(uses_nccl=True)
 
 
 @pytest.mark.parametrize(("shared", "said"), [(True, ""), (False, preflight.NOT_SHARED)])

@@ -7,9 +7,11 @@ import struct
 import time
 from collections.abc import Callable
 from ipaddress import ip_address
+from pathlib import Path
 
-from samestep.errors import RunError
+from samestep.errors import ConfigError, RunError
 from samestep.option_names import option
+from samestep.ranks import environment
 
 OUTSIDE_ADDRESS = "203.0.113.1"  # reserved for documentation: only the default route leads there
 CONNECT_S = 2  # seconds for one attempt to reach a server
@@ -115,14 +117,69 @@ def address_towards(address: str) -> str:
     raise OSError(error, os.strerror(error))
 
 
+def check_chosen_interfaces(*, uses_nccl: bool) -> None:
+    """Check the interfaces that the environment chooses for gloo and NCCL.
+
+    gloo only says that it found no address for a name, and NCCL that it found no interface.
+
+    Raises:
+        ConfigError: if this machine does not have one of them.
+    """
+    existing = interfaces()
+    given = environment.variable("GLOO_SOCKET_IFNAME")
+    if given:
+        # gloo needs all of a list.
+        missing = [name for name in given.split(",") if name not in existing]
+        if missing:
+            raise no_such_interface("GLOO_SOCKET_IFNAME", given, existing)
+    given = environment.variable("NCCL_SOCKET_IFNAME")
+    if given and uses_nccl and not any(nccl_takes(name, given) for name in existing):
+        raise no_such_interface("NCCL_SOCKET_IFNAME", given, existing)
+
+
+def no_such_interface(variable: str, given: str, existing: list[str]) -> ConfigError:
+    """The error for a variable of the environment, perhaps of another machine or container."""
+    return ConfigError(
+        f"{variable}={given}: names no network interface of {socket.gethostname()}, which has "
+        f"{', '.join(existing)}; unset the variable, or name one of these"
+    )
+
+
+def nccl_takes(name: str, given: str) -> bool:
+    """Whether NCCL takes this interface: a list has prefixes, `=` names, or what `^` excludes."""
+    patterns = given.lstrip("^=").split(",")
+    is_named = name in patterns
+    if "=" not in given[:2]:
+        is_named = name.startswith(tuple(patterns))
+    return is_named != given.startswith("^")
+
+
+def interfaces() -> list[str]:
+    """The names of the interfaces that have an address."""
+    # One line for each address, with the name at its end.
+    of_ipv6 = Path("/proc/net/if_inet6")
+    lines = of_ipv6.read_text().splitlines() if of_ipv6.exists() else []
+    names = {line.split()[-1] for line in lines}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            if ipv4_address(probe, name):
+                names.add(name)
+    return sorted(names)
+
+
+def ipv4_address(probe: socket.socket, interface: str) -> str | None:
+    """The IPv4 address of an interface; None if it has none."""
+    try:
+        reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("40s", interface.encode()))
+    except OSError:
+        return None
+    return socket.inet_ntoa(reply[20:24])
+
+
 def interface_with(own_address: str) -> str | None:
     """Return the interface that has this IPv4 address; None for other addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            try:
-                reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("40s", name.encode()))
-            except OSError:
-                continue  # this interface has no IPv4 address
-            if socket.inet_ntoa(reply[20:24]) == own_address:
+            if ipv4_address(probe, name) == own_address:
                 return name
     return None

@@ -61,6 +61,7 @@ def find_rank_zero(accelerator: str, timeout_s: float) -> str:
     check_gpus(accelerator)
     if not environment.under_torchrun():
         return ""
+    network.check_chosen_interfaces(uses_nccl=torch.cuda.is_available() and accelerator != "cpu")
     name = environment.variable("MASTER_ADDR") or "localhost"
     try:
         address, own_address = network.wait_for(name, timeout_s)
