@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import MeanSquaredError
+from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection
 
-from library.tests.kit import Net, batches, check_exact, on_ranks, weights
+from library.tests.kit import Net, batches, check_exact, fit, flat, on_ranks, weights
 from samestep.data.loader import BatchLoader
+from samestep.ranks import environment
 
 
 class Data(L.LightningDataModule):
@@ -176,3 +177,79 @@ class Sometimes(Net):
 
 def test_a_step_that_logs_nothing_repeats_the_last_value(tmp_path: Path):
     check_exact(tmp_path, Sometimes, batches, (0, 0), (1, 2))
+
+
+class Objects(Net):
+    """Logs what Lightning reduces when it is first read: torchmetrics objects and ``sync_dist``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train_mean, self.late_mean, self.rank_mean = MeanMetric(), MeanMetric(), MeanMetric()
+        self.val_means = MetricCollection({"val_mean": MeanMetric(), "val_again": MeanMetric()})
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        x = flat(batch)
+        self.train_mean(x)
+        self.late_mean.update(x)
+        self.log("train_mean", self.train_mean, on_step=True, on_epoch=True, prog_bar=True)
+        for reduction in ("mean", "sum", "max", "min"):
+            value = getattr(x, reduction)()
+            options: Any = {"reduce_fx": reduction, "on_step": False, "on_epoch": True}
+            self.log(reduction, value, prog_bar=True, **options)
+            self.log(f"synced_{reduction}", value, sync_dist=True, prog_bar=True, **options)
+        # A metric of one rank only, of which the other one must know.
+        if self.global_rank == self.trainer.world_size - 1:
+            self.rank_mean(x.mean())
+            self.log("rank_mean", self.rank_mean, on_step=False, on_epoch=True, prog_bar=True)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("late_mean", self.late_mean, prog_bar=True)
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.val_means.update(flat(batch))
+        self.log_dict(self.val_means, prog_bar=True)
+        self.log("val_synced", flat(batch).mean(), sync_dist=True, prog_bar=True)
+
+
+class ReadsOnRankZero(L.Callback):
+    """Reads all metrics wherever it can, as a progress bar does."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, float] = {}
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if trainer.is_global_zero:
+            for name in ("progress_bar_metrics", "logged_metrics", "callback_metrics"):
+                for metric, value in getattr(trainer, name).items():
+                    self.read[metric] = float(value)
+
+    on_train_epoch_start = on_train_epoch_end = on_train_end = on_train_batch_end
+    on_validation_start = on_validation_epoch_end = on_validation_end = on_train_batch_end
+    on_validation_batch_end = on_sanity_check_end = on_train_batch_end
+
+
+def read_on_rank_zero(folder: str) -> dict[str, float]:
+    reads = ReadsOnRankZero()
+    options: dict[str, Any] = {"enable_progress_bar": True, "num_sanity_val_steps": 2}
+    root = Path(folder)
+    fit(root / "run", Objects, callbacks=lambda: [reads], timeout_s=100.0, **options)
+    if environment.world_size() > 1 and environment.rank() == 0:
+        (root / "read.json").write_text(json.dumps(reads.read))
+    return reads.read
+
+
+def test_metrics_are_read_on_rank_zero_only(tmp_path: Path):
+    done = on_ranks(read_on_rank_zero, str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    read = json.loads((tmp_path / "read.json").read_text())
+    alone = read_on_rank_zero(str(tmp_path / "alone"))
+    # Rank zero has its own value of a step, and the other rank logs this one for its slices.
+    for name in ("train_loss", "train_mean_step", "train_mean", "rank_mean"):
+        assert name in read
+        read.pop(name), alone.pop(name)
+    # Each of the two slices of the four batches adds its own to a sum.
+    assert read.pop("sum") == read.pop("synced_sum") == alone.pop("sum") == alone.pop("synced_sum")
+    assert read == pytest.approx(alone, rel=1e-5)

@@ -107,7 +107,7 @@ def test_values_of_all_ranks_become_one(monkeypatch: pytest.MonkeyPatch):
             ("empty", 0.0, 0, "mean", ("empty", "empty")),
         )
     }
-    monkeypatch.setattr(process_group, "gather", lambda own: [own, others])
+    monkeypatch.setattr(process_group, "gather", lambda own: [own, (others, {})])
     for name, reduction in (("mean", torch.mean), ("max", torch.max), ("empty", torch.mean)):
         size = 0 if name == "empty" else 1
         loop._results.log("f", name, torch.tensor(1.0), reduce_fx=reduction, batch_size=size)

@@ -4,6 +4,7 @@ Lightning 2.6 keeps the sums of ``self.log`` in private objects, and its checkpo
 them. torchmetrics 1.9 saves the states of rank zero only, without the number of updates.
 """
 
+import warnings
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ Entry = dict[str, Any]
 """The sum of one metric: ``value``, ``weight`` (samples behind a mean, otherwise 1) and
 ``reduction`` (``mean``, ``sum``, ``max`` or ``min``)."""
 Logs = dict[str, Entry]
+Object = dict[str, Any]
+"""A metric that only all ranks together can compute: its ``names``, the ``attribute`` of the module
+that holds it, and ``is_due`` if it has no value yet."""
 
 FLAGS = "fx", "name", "prog_bar", "logger", "on_step", "enable_graph", "add_dataloader_idx"
 """Arguments of ``self.log`` with which a metric is made again."""
@@ -31,11 +35,14 @@ def install() -> None:
 
 @cache  # once in a process, which may have several runs
 def reduce_logs_over_ranks() -> None:
-    """Reduce over the ranks what is logged without ``sync_dist``, once per epoch.
+    """Reduce over the ranks what is logged for an epoch, once, before any callback reads it.
 
-    Otherwise each rank has the value of its own samples, and rank zero records and monitors that of
-    its slice. Setting ``sync_dist`` instead would hang if only some ranks log a metric, and would
-    reduce in each step too.
+    Without ``sync_dist`` each rank would have the value of its own samples, and rank zero would
+    record and monitor that of its slice. Setting ``sync_dist`` instead would hang if only some
+    ranks log a metric, and would reduce in each step too.
+
+    With ``sync_dist``, and for torchmetrics objects, Lightning asks the other ranks when a value is
+    first read. A progress bar reads on rank zero only, while the other ranks are elsewhere.
     """
     from lightning.pytorch.trainer import call
     from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
@@ -74,7 +81,16 @@ def _reduce_logs(connector: Any) -> None:
     own = _own_logs(results)
     # Names and values are gathered together: ranks may have logged different metrics, and a
     # collective for each metric would wait for ranks that have not logged it.
-    for key, entry in _sum_up(process_group.gather(own)).items():
+    of_ranks = process_group.gather((own, _own_objects(results)))
+    logs_of_ranks: list[Logs] = []
+    objects: dict[str, Object] = {}
+    for logs, own_objects in of_ranks:
+        logs_of_ranks.append(logs)
+        objects |= {key: found for key, found in own_objects.items() if found["is_due"]}
+    # Every rank goes through them in the same order.
+    for key in sorted(objects):
+        _compute_together(connector, key, objects[key])
+    for key, entry in _sum_up(logs_of_ranks).items():
         value = torch.tensor(entry["value"], dtype=torch.float64)
         if entry["reduction"] == "mean":
             value /= entry["weight"]  # nan where no rank had a sample
@@ -88,15 +104,58 @@ def _own_logs(results: Any) -> Logs:
     """What this rank has logged and Lightning has not reduced, with the names in callbacks."""
     own: Logs = {}
     for key, metric in results.valid_items():
-        # A torchmetrics.Metric reduces itself.
-        is_reduced = not metric.is_tensor or metric.meta.sync.should
+        sync = metric.meta.sync
+        # Of what is logged per step Lightning has reduced the value that it keeps.
+        is_reduced = sync.should and (sync.rank_zero_only or not metric.meta.on_epoch)
         # Of what is logged per step, callbacks see the last value of the training, and none of an
         # evaluation.
         is_read = metric.meta.on_epoch or results.training
-        if is_read and not is_reduced:
+        if is_read and not is_reduced and not _reduces_itself(metric):
             names = results._forked_name(metric, on_step=False)
             own[key] = {"names": names, **_entry_of(metric)}
     return own
+
+
+def _reduces_itself(metric: Any) -> bool:
+    """Whether it has a way of its own: a torchmetrics object, or a group of some ranks."""
+    is_of_group = metric.meta.sync.should and metric.meta.sync.group is not None
+    return not metric.is_tensor or is_of_group
+
+
+def _own_objects(results: Any) -> dict[str, Object]:
+    """What this rank has logged for the epoch that only all ranks together can compute."""
+    objects: dict[str, Object] = {}
+    for key, metric in results.valid_items():
+        if not metric.meta.on_epoch or not _reduces_itself(metric):
+            continue
+        is_due = metric._computed is None
+        # An object that was updated after it was computed has forgotten its value.
+        if not metric.is_tensor and metric.value._computed is None:
+            is_due = True
+        names = results._forked_name(metric, on_step=False)
+        attribute = metric.meta.metric_attribute
+        objects[key] = {"names": names, "attribute": attribute, "is_due": is_due}
+    return objects
+
+
+def _compute_together(connector: Any, key: str, entry: Object) -> None:
+    """Compute a metric that all ranks must compute at the same time."""
+    trainer = connector.trainer
+    metric = trainer._results.get(key)
+    if metric is not None and not metric.has_reset:
+        metric._computed = None
+        if not metric.is_tensor:
+            # One rank may have a value that another one has not, and would not take part.
+            metric.value._computed = None
+        metric.compute()
+    elif entry["attribute"]:
+        # This rank has logged nothing, and the others wait for its part.
+        of_module = trainer.lightning_module.get_submodule(entry["attribute"])
+        of_module._computed = None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*called before the ``update`` method")
+            value = of_module.compute()
+        connector._callback_metrics.update(dict.fromkeys(entry["names"], value))
 
 
 def _entry_of(metric: Any) -> Entry:
