@@ -121,8 +121,9 @@ def test_a_copy_is_continued_on_an_empty_machine(start: Start):
 def test_parameters_without_a_gradient_are_rejected_on_two_ranks(start: Start):
     done = start("unused", devices=2, UNUSED="1")
     assert done.returncode == 2, done.stderr
-    message = "a step leaves some parameters of the model without a gradient"
+    message = "a step leaves parameters of the model without a gradient"
     assert f"{start.option('strategy')}: {message}" in done.stderr
+    assert "unused.weight, unused.bias" in done.stderr
     assert f"{start.option('strategy')}=ddp_find_unused_parameters_true" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -155,11 +155,6 @@ def explain(error: Exception) -> str | None:
     text = str(error)
     if text.startswith("Early stopping conditioned on metric"):
         return f"{option('EarlyStopping.monitor')}: {text}"
-    if "parameters that were not used in producing" in text:
-        return (
-            f"{option('strategy')}: a step leaves some parameters of the model without a gradient, "
-            f"and DDP waits for them; use {setting('strategy', 'ddp_find_unused_parameters_true')}"
-        )
     # Lightning's own text goes on with two remedies.
     found = re.search(r"`val_check_interval` \((\d+)\) must be .* batches \((\d+)\)", text)
     if found:

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
 
 from library.tests.canaries import Sources, check_sources
-from library.tests.kit import Net, batches, fit
+from library.tests.kit import Net, batches, fit, flat, on_ranks
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.ranks import compat, epoch_logs, process_group
 
@@ -83,6 +83,7 @@ def test_canary_lightning_still(what: str):
 def test_names_that_are_used_still_exist():
     assert "requires_grad" not in inspect.getsource(DistributedDataParallel._pre_forward)
     assert callable(DistributedDataParallel._remove_autograd_hooks)
+    assert callable(DistributedDataParallel._check_reducer_finalized)
     assert CombinedLoader([], "max_size_cycle")._mode == "max_size_cycle"
     told = []
     sampler = SimpleNamespace(set_epoch=told.append)
@@ -246,3 +247,46 @@ def test_a_loader_may_take_its_arguments_by_position(monkeypatch, is_patched: bo
     with nullcontext() if is_patched else fails:
         found = trainer.predict(BoringModel(), datamodule=Positional())
         assert [len(batch) for batch in found] == [4, 4, 2]
+
+
+class LeavesOut(Net):
+    """Leaves out its last layer in the last step of rank 1, or has a loss of nothing there."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.automatic_optimization = way != "manual"
+        self.extra = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        is_last = self.trainer.is_last_batch and self.global_rank == 1
+        if not is_last:
+            loss = loss + self.extra(flat(batch)[:, None]).mean()
+        elif self.way == "nothing":
+            loss = torch.zeros((), requires_grad=True)
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+
+def leave_out(folder: str, way: str) -> None:
+    fit(Path(folder), lambda: LeavesOut(way), max_epochs=1, timeout_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("way", "names"),
+    [
+        ("manual", "extra.weight, extra.bias"),
+        ("nothing", "body.weight, body.bias, head.weight, head.bias, extra.weight and 1 more"),
+    ],
+)
+def test_parameters_that_one_rank_leaves_out_are_named(tmp_path: Path, way: str, names: str):
+    done = on_ranks(leave_out, str(tmp_path), way)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"without a gradient, and DDP waits for them: {names}; use" in done.stderr
+    assert "strategy=ddp_find_unused_parameters_true" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 from torch.optim import Optimizer
 
+from samestep.errors import ConfigError
+from samestep.option_names import option, setting
 from samestep.ranks import environment
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 
 Kind = TypeVar("Kind")
+
+MAX_NAMES = 5  # of parameters in a message
 
 
 def callbacks_of(trainer: "L.Trainer", kind: type[Kind]) -> list[Kind]:
@@ -39,6 +43,7 @@ def apply(trainer: "L.Trainer") -> None:
     name_arguments_of_loaders()
     wrap_again_when_unfrozen(trainer)
     unscale_before_clipping(trainer)
+    find_unused_parameters(trainer)
 
 
 def unwrap_compiled(model: Any) -> "L.LightningModule":
@@ -137,6 +142,80 @@ def unscale_before_clipping(trainer: "L.Trainer") -> None:
                 optimizer._step_supports_amp_scaling = False
 
     strategy.setup_optimizers = set_up_and_unscale
+
+
+def find_unused_parameters(trainer: "L.Trainer") -> None:
+    """Let a step that leaves out parameters end the run at once, with their names.
+
+    DDP of torch 2.15 waits for the gradients of all parameters. It finds one that was left out when
+    the next step begins. If only some ranks leave it out, the others wait until then for a sum of
+    gradients, these ranks ask them something else, and gloo ends the process. After the last step
+    nothing finds it, and the ranks have different weights.
+    """
+    from lightning.pytorch.strategies import DDPStrategy
+
+    strategy: Any = trainer.strategy
+    if DDPStrategy not in type(strategy).__mro__:
+        return
+    end_backward, step = strategy.post_backward, strategy.training_step
+
+    def end_and_check(loss: Tensor) -> None:
+        end_backward(loss)
+        model = strategy.model
+        if not strategy.lightning_module.automatic_optimization:
+            return
+        # DDP does not notice a loss of no parameter at all.
+        if waits_for_gradients(model) and is_without_gradient(model):
+            raise unused_parameters(model)
+        check_all_are_used(model)
+
+    def step_and_check(*args: Any, **named: Any) -> Any:
+        output = step(*args, **named)
+        # With manual optimization a step may have several backward passes, each of some parameters.
+        if not strategy.lightning_module.automatic_optimization:
+            check_all_are_used(strategy.model)
+        return output
+
+    strategy.post_backward, strategy.training_step = end_and_check, step_and_check
+
+
+def waits_for_gradients(model: Any) -> bool:
+    """Whether DDP sums the gradients of all parameters in this backward pass."""
+    finds_unused = model.find_unused_parameters or model.static_graph
+    return model.require_backward_grad_sync and not finds_unused
+
+
+def is_without_gradient(model: Any) -> bool:
+    """Whether the first parameter that is trained has no gradient."""
+    # Not all of them: this is asked in each step.
+    for name, parameter in model.module.named_parameters():
+        if parameter.requires_grad and name not in model.parameters_to_ignore:
+            return parameter.grad is None
+    return False
+
+
+def check_all_are_used(model: Any) -> None:
+    """Raise a ConfigError if DDP has not got the gradients of all parameters that it waits for."""
+    try:
+        model._check_reducer_finalized()
+    except RuntimeError:
+        raise unused_parameters(model) from None
+
+
+def unused_parameters(model: Any) -> ConfigError:
+    """The error that names the parameters without a gradient."""
+    names = []
+    for name, parameter in model.module.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            names.append(name)
+    shown = ", ".join(names[:MAX_NAMES])
+    if len(names) > MAX_NAMES:
+        shown += f" and {len(names) - MAX_NAMES} more"
+    return ConfigError(
+        f"{option('strategy')}: a step leaves parameters of the model without a gradient, and DDP "
+        f"waits for them: {shown or 'their gradients are those of earlier steps'}; use "
+        f"{setting('strategy', 'ddp_find_unused_parameters_true')}"
+    )
 
 
 @cache  # once in a process, which may have several runs
