@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from library.tests.kit import Net, batches, check_same, fit, rows, weights
 from library.tests.programs import environment, free_port, run, run_code, run_ranks
@@ -268,6 +270,102 @@ def test_a_compiled_module_is_tested_as_itself_and_as_what_it_was(tmp_path: Path
     assert tested[:2] == tested[2:4] == tested[4:]
     assert tested[0][0]["test_loss"] > 0
     assert "class: library.tests.test_trainer.Rated" in (tmp_path / "config.yaml").read_text()
+
+
+def tests_of(trainer: Any, *models: Any, **options: Any) -> Any:
+    return trainer.test(*models, dataloaders=batches(shuffle=False), verbose=False, **options)
+
+
+def weights_of_lightning(path: str) -> Any:
+    """What Lightning itself finds with the weights of a file."""
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    plain = L.Trainer(accelerator="cpu", enable_checkpointing=False, **quiet)
+    return tests_of(plain, Rated.load_from_checkpoint(path))
+
+
+class Worsens(Rated):
+    """Its second epoch is the best one by this score, whatever it learns."""
+
+    def on_validation_epoch_end(self):
+        self.log("score", [3.0, 1.0, 2.0][self.current_epoch])
+
+
+@pytest.mark.parametrize("save_weights_only", [False, True])
+def test_best_is_that_of_the_users_own_saver_where_the_run_has_no_monitor(
+    tmp_path: Path, save_weights_only: bool
+):
+    savers = []
+
+    def callbacks() -> list[L.Callback]:
+        saver = ModelCheckpoint(monitor="score", save_weights_only=save_weights_only)
+        savers.append(saver)
+        return [saver]
+
+    fit(tmp_path, Worsens, places=[(2, 1)], callbacks=callbacks, max_epochs=3)
+    (part,) = fit(tmp_path, Worsens, callbacks=callbacks, max_epochs=3)  # nothing to do
+    trainer, module, saver = part.trainer, part.module, savers[-1]
+    assert trainer.checkpoint_callback is saver
+    assert saver.best_model_path == savers[1].best_model_path
+    assert Path(saver.best_model_path).name == "epoch=1-step=8.ckpt"
+    best = weights_of_lightning(saver.best_model_path)
+    last = weights_of_lightning(trainer.checkpoint_callbacks[-1].last_model_path)
+    assert best != last
+    assert tests_of(trainer, module, ckpt_path="best") == best
+    assert tests_of(trainer, ckpt_path=saver.best_model_path) == best
+    assert tests_of(trainer) == best  # as in Lightning
+    assert tests_of(trainer, module) == last
+    # In a process that has trained nothing.
+    fresh = Trainer(
+        run_dir=tmp_path, callbacks=callbacks(), accelerator="cpu", enable_progress_bar=False
+    )
+    assert tests_of(fresh, Worsens(), ckpt_path="best") == best
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+def test_what_is_handed_to_test_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    options = {"monitor": "score", "max_epochs": 3}
+    saver = ModelCheckpoint(monitor="val_loss")
+    (part,) = fit(tmp_path, Worsens, callbacks=lambda: [saver], **options)
+    trainer, module = part.trainer, part.module
+    best = weights_of_lightning(str(tmp_path / "checkpoints/best.ckpt"))
+    for given in ((module,), ()):
+        assert tests_of(trainer, *given) == best
+    assert "Note" not in capsys.readouterr().out
+    assert tests_of(trainer, module, ckpt_path="best") == best
+    assert "not the best of ModelCheckpoint, by val_loss" in capsys.readouterr().out
+    # Another module, whatever its weights are from.
+    other = Rated()
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    plain = L.Trainer(accelerator="cpu", max_epochs=1, default_root_dir=tmp_path / "x", **quiet)
+    plain.fit(other, batches(), batches(shuffle=False))
+    wanted = weights_of_lightning(plain.checkpoint_callback.best_model_path)
+    assert wanted != best
+    assert tests_of(trainer, other) == wanted
+    # And a file that Lightning has written.
+    assert tests_of(trainer, module, ckpt_path=plain.checkpoint_callback.best_model_path) == wanted
+
+
+def test_the_saver_of_a_run_has_the_attributes_of_lightnings(tmp_path: Path):
+    seen = []
+
+    class Reads(L.Callback):
+        def on_train_start(self, trainer, pl_module) -> None:
+            seen.append(trainer.checkpoint_callback.best_model_path)
+
+    options = {"monitor": "score", "max_epochs": 3, "callbacks": lambda: [Reads()]}
+    for _ in range(2):  # the second one has nothing to do
+        (part,) = fit(tmp_path / "one", Worsens, **options)
+        saver = part.trainer.checkpoint_callback
+        assert saver.best_model_path == str(tmp_path / "one/checkpoints/best.ckpt")
+        assert saver.last_model_path == str(tmp_path / "one/checkpoints/last.ckpt")
+        assert torch.equal(saver.best_model_score, torch.tensor(1.0))
+        assert saver.best_k_models == {saver.best_model_path: saver.best_model_score}
+        assert float(part.trainer.callback_metrics["score"]) == 2.0
+    assert seen == [""]
+    (part,) = fit(tmp_path / "two", Worsens, max_epochs=1)
+    saver = part.trainer.checkpoint_callback
+    assert saver.best_model_path == saver.last_model_path == str(saver.last)
+    assert (saver.best_model_score, saver.best_k_models) == (None, {})
 
 
 CONTRADICTIONS = {

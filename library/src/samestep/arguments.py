@@ -8,7 +8,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 
-from samestep.callbacks.checkpoints import Checkpoints
+from samestep.callbacks.checkpoints import Checkpoints, place_model_checkpoint
 from samestep.callbacks.checks import check_supported
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.loss_guard import LossGuard
@@ -66,17 +66,6 @@ def check_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:
             raise ConfigError(
                 f"callbacks: leave out {type(callback).__name__}; Progress draws a bar already"
             )
-
-
-def place_model_checkpoint(callback: ModelCheckpoint, run_dir: Path) -> None:
-    """Give a ModelCheckpoint of the user a folder, which is not that of the run."""
-    folder = Path(callback.dirpath or run_dir / "model_checkpoints")
-    if folder.absolute() == (run_dir / "checkpoints").absolute():
-        raise ConfigError(
-            f"callbacks: ModelCheckpoint(dirpath={callback.dirpath}): is not supported: the "
-            "checkpoints of the run are there; leave dirpath out"
-        )
-    callback.dirpath = str(folder)
 
 
 def complete_callbacks(

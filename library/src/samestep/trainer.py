@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
 from samestep import arguments, fit_checks, loops, option_names
 from samestep.callbacks.attributes import Attributes
-from samestep.callbacks.checkpoints import progress_of
+from samestep.callbacks.checkpoints import Checkpoints, progress_of
 from samestep.callbacks.checks import MonitorCheck, SameWeights
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
@@ -49,13 +50,14 @@ from samestep.ranks import (
     stopping,
     strategies,
 )
+from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact_values
 from samestep.run import lifecycle, record
-from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.checkpoint import AtomicCheckpointIO, read_without_tensors
 from samestep.run.copies import KeepsCopy
 from samestep.run.history import History
 from samestep.run.hyperparameters import describe
-from samestep.run.layout import shorten
+from samestep.run.layout import LAST, shorten
 from samestep.run.logs import log_to_files, silence_expected_warnings
 from samestep.run.metrics import read_final_metrics
 from samestep.run_spec import RunSpec
@@ -324,6 +326,11 @@ class Trainer(L.Trainer):
         limits = arguments.limits_of(self._own, self._options)
         self.spec = replace(self.spec, limits=limits)
 
+    @property
+    def checkpoint_callbacks(self) -> list[Checkpoint]:
+        """The user's own first, as in Lightning, and then the one of the run."""
+        return sorted(super().checkpoint_callbacks, key=saves_run)
+
     @contextmanager
     def _session(self) -> Iterator[None]:
         """Be one of the ranks of this run; see ``distributed_session``."""
@@ -387,13 +394,32 @@ class Trainer(L.Trainer):
         self.loggers = [*(trackers or [NullLogger(str(self.spec.run_dir))]), self._history]
 
     def _leave_alone(self) -> None:
-        """Say that the run is finished."""
+        """Say that the run is finished, and let scripts read what they read after training."""
         self._was_finished = True
+        self._read_finished_state()
         if self.is_global_zero:
             self.results = read_final_metrics(self.spec.run_dir) or {}
             place, another = shorten(self.spec.run_dir), self.spec.another_run
             print(f"Nothing to do, the run in {place} is finished; for a new one use {another}.")
             print(self.spec.summarize(self.spec.run_dir), flush=True)
+
+    def _read_finished_state(self) -> None:
+        """Give savers, early stopping and metrics the state that the run has ended with."""
+        found = on_rank_zero(read_final_state, self.spec.run_dir, self._stateful())
+        if not found:
+            return
+        for checkpoints in compat.callbacks_of(self, Checkpoints):
+            checkpoints.take_best(found)
+        for key, callback in self._stateful().items():
+            if key in found["callbacks"]:
+                callback.load_state_dict(found["callbacks"][key])
+        self.callback_metrics.update(found["checkpoints"]["metrics"])
+
+    def _stateful(self) -> dict[str, L.Callback]:
+        """The callbacks that scripts ask for results, by the keys of their states."""
+        found: list[L.Callback] = compat.callbacks_of(self, ModelCheckpoint)
+        found += compat.callbacks_of(self, EarlyStopping)
+        return {callback.state_key: callback for callback in found}
 
     def _finish(self, metrics: Mapping[str, float]) -> None:
         """Write the final metrics, which ends the run."""
@@ -412,8 +438,14 @@ class Trainer(L.Trainer):
         """The arguments of an evaluation by their names; without a model, the one of ``fit``."""
         given = inspect.signature(function).bind(*args, **options).arguments
         model = given.get("model")
-        # Not by `or`: a module may have a length.
-        given["model"] = self._model if model is None else compat.unwrap_compiled(model)
+        if model is None:
+            given["model"] = self._model
+            (checkpoints,) = compat.callbacks_of(self, Checkpoints)
+            # As in Lightning: without a model the best weights, with one those that it has.
+            if checkpoints.monitor is None and given.get("ckpt_path") is None:
+                given["ckpt_path"] = "best"
+        else:
+            given["model"] = compat.unwrap_compiled(model)
         # Lightning takes a DataModule in the place of the loaders, too.
         if isinstance(given.get("dataloaders"), L.LightningDataModule):
             given["datamodule"] = given.pop("dataloaders")
@@ -421,15 +453,51 @@ class Trainer(L.Trainer):
 
     def _evaluate(self, function: Callable[..., Any], given: dict[str, Any]) -> Any:
         """Call a function of Lightning's Trainer with the checkpoint of this run."""
-        asked = given.get("ckpt_path")
         fit_checks.set_precision(given["model"], self.precision)
-        if asked in (None, "best", "last") and not self.spec.saves_nothing:
-            path = None if asked == "last" else lifecycle.best_checkpoint(self.spec)
-            given["ckpt_path"] = path or lifecycle.last_checkpoint(self.spec)
+        asked = given.get("ckpt_path")
+        has_no_path = asked in (None, "best", "last")
+        if has_no_path and not self.spec.saves_nothing:
+            given["ckpt_path"] = self._find_checkpoint(asked, given["model"])
             self._history.read(record.read(self.spec.run_dir))
-            if path is None and self._test_follows and self.is_global_zero:
-                print("Note: no epoch was the best one, so the last weights are tested")
         return function(**given)
+
+    def _find_checkpoint(self, asked: str | None, model: L.LightningModule) -> str | None:
+        """The checkpoint to evaluate; None for the weights that a model has."""
+        is_another_model = self._model is not None and model is not self._model
+        if asked is None and is_another_model:
+            # The script has made it from whatever weights, and wants to know about those.
+            return None
+        if asked == "last":
+            return lifecycle.last_checkpoint(self.spec)
+        if asked == "best":
+            of_user = self._best_of_user()
+            if of_user:
+                return of_user
+        path = lifecycle.best_checkpoint(self.spec)
+        if path is None and self._test_follows and self.is_global_zero:
+            print("Note: no epoch was the best one, so the last weights are tested")
+        return path or lifecycle.last_checkpoint(self.spec)
+
+    def _best_of_user(self) -> str:
+        """The best checkpoint of the user's own ModelCheckpoint, if the run has no monitor."""
+        if self._model is None:
+            # This process has not called `fit`, which would have restored it.
+            self._read_finished_state()
+        (checkpoints,) = compat.callbacks_of(self, Checkpoints)
+        saver = self.checkpoint_callback
+        if not isinstance(saver, ModelCheckpoint):
+            return ""
+        if checkpoints.monitor is None:
+            if not saver.best_model_path and self.is_global_zero:
+                print("Note: ModelCheckpoint has saved no best checkpoint, so the last one is used")
+            return saver.best_model_path
+        is_same = (saver.monitor, saver.mode) == (checkpoints.monitor, checkpoints.mode)
+        if saver.monitor is not None and not is_same and self.is_global_zero:
+            print(
+                f"Note: ckpt_path=best is best.ckpt, by {checkpoints.monitor}, and not the best of "
+                f"ModelCheckpoint, by {saver.monitor}; for that pass its best_model_path"
+            )
+        return ""
 
     def _tested(self) -> dict[str, float]:
         """The metrics of the stage that has just ended."""
@@ -519,6 +587,29 @@ def hyperparameters_of(part: Any) -> Mapping[Any, Any]:
         if isinstance(found, Mapping):
             saved |= found
     return saved
+
+
+def saves_run(callback: L.Callback) -> bool:
+    """Whether a callback is the one that saves the checkpoints of the run."""
+    return isinstance(callback, Checkpoints)
+
+
+def read_final_state(run_dir: Path, keys: Iterable[str]) -> dict[str, Any]:
+    """What the last checkpoint of a run says about the best one, and the states of callbacks.
+
+    Args:
+        run_dir: of the run.
+        keys: of the states that are wanted: others may be as large as the model.
+    """
+    content = read_without_tensors(run_dir / LAST)
+    if not {"best_step", "checkpoints", "callbacks"} <= content.keys():
+        return {}
+    states = content["callbacks"]
+    return {
+        "best_step": content["best_step"],
+        "checkpoints": content["checkpoints"],
+        "callbacks": {key: states[key] for key in keys if key in states},
+    }
 
 
 def front_end_of_script(run_dir: Path, callbacks: Iterable[L.Callback]) -> RunSpec:

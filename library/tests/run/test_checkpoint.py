@@ -157,6 +157,40 @@ def test_a_run_with_only_damaged_checkpoints_does_not_start_over(tmp_path: Path)
         newest(tmp_path)
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_what_a_script_saves_is_never_continued_from(tmp_path: Path, is_sharded: bool, caplog):
+    folder = tmp_path / "checkpoints"
+    io = AtomicCheckpointIO()
+    io.folder = folder
+
+    def save_at(step: int, name: str) -> None:
+        content = {"global_step": step, "state_dict": {}, "best_step": None}
+        if is_sharded:
+            io.save_shard(content, {"a": torch.ones(2)}, folder / name)
+        else:
+            io.save_checkpoint(content, folder / name)
+
+    io.saves_for_run = True
+    save_at(1, "last.ckpt")
+    io.saves_for_run = False
+    save_at(2, "mine.ckpt")
+    assert newest(folder) == folder / "last.ckpt"
+    own = manifest.newest(tmp_path)
+    assert own is not None
+    assert own.global_step == 1
+    assert caplog.text == ""
+    for name in ("last.ckpt", "best.ckpt", "epoch-0004.ckpt"):
+        with pytest.raises(ConfigError, match=rf"only the run itself writes {name} there"):
+            save_at(3, name)
+    save_at(3, "../kept/last.ckpt")
+    save_at(4, "../kept/last.ckpt")
+    assert {path.name for path in (tmp_path / "kept").glob("*.ckpt")} == {"last.ckpt"}
+    # Copied there by hand.
+    shutil.copy(folder / "mine.ckpt", folder / "best.ckpt")
+    assert newest(folder) == folder / "last.ckpt"
+    assert "best.ckpt: it was not saved by the run itself" in caplog.text
+
+
 def run_of(folder: Path, best: int, num_saves: int) -> None:
     """The checkpoints of a run after so many saves; the best one is a second name of one."""
     for number in range(1, num_saves + 1):

@@ -14,11 +14,14 @@
 import logging
 import math
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
+import torch
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
@@ -27,7 +30,8 @@ from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import environment, stopping
-from samestep.ranks.compat import callbacks_of
+from samestep.ranks.compat import callbacks_of, read_saver, set_saver
+from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, record, replication, shards
 from samestep.run.checkpoint import AtomicCheckpointIO, DryRun
@@ -97,18 +101,66 @@ class Checkpoints(Checkpoint):
         self._checkpoint_io: AtomicCheckpointIO  # of the strategy
         self._due: list[Path] | None = None  # names of the checkpoint that is being written
         self._has_ended = False
+        self._set_up_at = datetime.now(UTC)
         self._accumulated = 0  # batches of an optimizer step, by the configuration
         # Of the checkpoint from which the run continues:
         self._resumed_accumulated = 0  # batches of a step, if a callback had changed them
         self._resumed_metrics: dict[str, Tensor] = {}
+        self._resumed_age = -1, ""
+
+    # What scripts read of Lightning's ModelCheckpoint, with the same meaning.
+
+    @property
+    def best_model_path(self) -> str:
+        """The checkpoint that is tested: ``best.ckpt``, or ``last.ckpt`` with ``monitor=None``.
+
+        Empty before it exists.
+        """
+        if self.monitor is None:
+            return self.last_model_path
+        has_best = self.best_step is not None and self.best.exists()
+        return str(self.best) if has_best else ""
+
+    @property
+    def best_model_score(self) -> Tensor | None:
+        """The best value of the monitor; None before there is one."""
+        if self.best_score is None:
+            return None
+        score = torch.tensor(self.best_score)
+        # A metric may have 64 bits.
+        return score if score.item() == self.best_score else score.double().fill_(self.best_score)
+
+    @property
+    def best_k_models(self) -> dict[str, Tensor]:
+        """The best checkpoint and its value; there is one at most."""
+        path, score = self.best_model_path, self.best_model_score
+        return {path: score} if path and score is not None else {}
+
+    @property
+    def last_model_path(self) -> str:
+        """``last.ckpt``, empty before it exists."""
+        return str(self.last) if self.last.exists() else ""
+
+    @property
+    def dirpath(self) -> str:
+        """The directory of the checkpoints."""
+        return str(self.folder)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Tell the reader of checkpoints which shapes to expect."""
-        if stage != "fit":
-            return
+        """Tell the reader of checkpoints what to expect, and give the user's savers a folder."""
+        self._set_up_at, self._resumed_age = datetime.now(UTC), (-1, "")
+        for saver in callbacks_of(trainer, ModelCheckpoint):
+            # The module may have brought it.
+            place_model_checkpoint(saver, self.run_dir)
+            self._let_replace_lost_files(saver)
         # Lightning accepts no other one beside that of the run.
         self._checkpoint_io = trainer.strategy.checkpoint_io  # type: ignore[assignment]
+        self._checkpoint_io.folder = self.folder
+        self._checkpoint_io.resumes = stage == "fit"
+        # The shapes of an earlier `fit` may be those of another module.
         self._checkpoint_io.shapes = {}
+        if stage != "fit":
+            return
         # A module that loads loosely may save other weights than it has.
         weights = pl_module.state_dict() if pl_module.strict_loading else {}
         for name, value in weights.items():
@@ -200,6 +252,7 @@ class Checkpoints(Checkpoint):
     ) -> None:
         """Let the checkpoint say which one is the best, and keep what Lightning forgets."""
         metrics = trainer.callback_metrics
+        savers = callbacks_of(trainer, ModelCheckpoint)
         is_changed = trainer.accumulate_grad_batches != self._accumulated
         checkpoint["best_step"] = self.best_step
         checkpoint["checkpoints"] = {
@@ -212,6 +265,7 @@ class Checkpoints(Checkpoint):
             "ended_by": triggered_early_stopping(trainer),
             "accumulate_grad_batches": trainer.accumulate_grad_batches if is_changed else 0,
             "metrics": {name: value.cpu().clone() for name, value in metrics.items()},
+            "savers": {saver.state_key: read_saver(saver) for saver in savers},
         }
 
     def on_load_checkpoint(
@@ -222,16 +276,54 @@ class Checkpoints(Checkpoint):
             # A callback that averages weights has just put those of training into the model.
             trainer.strategy.load_model_state_dict(checkpoint, strict=pl_module.strict_loading)
             return
+        self.take_best(checkpoint)
         state = checkpoint["checkpoints"]
-        if state["monitor"] == self.monitor:
-            self.best_score, self.best_epoch = state["best_score"], state["best_epoch"]
-            self.best_step = checkpoint["best_step"]
         self._has_ended = state["has_ended"] and not has_other_settings(trainer, state["ended_by"])
         self._resumed_accumulated = state["accumulate_grad_batches"]
         self._resumed_metrics = state["metrics"]
         self._kept = state["kept"]
+        for saver in callbacks_of(trainer, ModelCheckpoint):
+            set_saver(saver, state["savers"].get(saver.state_key, {}))
+        own = manifest.read(Path(str(trainer.ckpt_path)))
+        if own is not None:
+            self._resumed_age = own.age
         if trainer.is_global_zero:
             self._repair(Path(str(trainer.ckpt_path)), checkpoint["global_step"])
+
+    def _let_replace_lost_files(self, saver: ModelCheckpoint) -> None:
+        """Let a saver of the user write again what a killed process wrote after its last save.
+
+        Those steps are taken again. Lightning would take the file for one of another run, and name
+        the new one ``epoch=1-v1.ckpt``, so the best checkpoint would have another name.
+        """
+        if "file_exists" in vars(saver):
+            return
+        exists = saver.file_exists
+
+        def exists_and_counts(filepath: Any, trainer: L.Trainer) -> bool:
+            return exists(filepath, trainer) and not on_rank_zero(self._is_lost, Path(filepath))
+
+        saver.file_exists = exists_and_counts  # type: ignore[method-assign]
+
+    def _is_lost(self, path: Path) -> bool:
+        """Whether an earlier process of this run saved a file at a step that is not yet taken."""
+        own, known = manifest.read(path), record.read(self.run_dir)
+        if own is None or own.run_id != known.run_id or not known.starts:
+            return False
+        try:
+            began = datetime.fromisoformat(known.starts[0]["started"])
+            saved = datetime.fromisoformat(own.saved)
+        except (KeyError, TypeError, ValueError):
+            return False
+        # An older file is of a run of this name whose directory was removed.
+        return own.age > self._resumed_age and began <= saved < self._set_up_at
+
+    def take_best(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take from a checkpoint of the run which one is the best, if it has the same monitor."""
+        state = checkpoint["checkpoints"]
+        if state["monitor"] == self.monitor:
+            self.best_score, self.best_epoch = state["best_score"], state["best_epoch"]
+            self.best_step = checkpoint["best_step"]
 
     def _check_validations(self, trainer: L.Trainer, monitor: str) -> None:
         interval = trainer.val_check_batch or 0
@@ -296,9 +388,11 @@ class Checkpoints(Checkpoint):
             return
         # The checkpoint before must be in its place: only one can be in writing.
         self._commit(trainer)
-        self._checkpoint_io.in_background = True
-        trainer.save_checkpoint(self.last)
-        self._checkpoint_io.in_background = False
+        self._checkpoint_io.in_background = self._checkpoint_io.saves_for_run = True
+        try:
+            trainer.save_checkpoint(self.last)
+        finally:
+            self._checkpoint_io.in_background = self._checkpoint_io.saves_for_run = False
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         self._due = [self.last]
         if self._has_improved:
@@ -353,7 +447,9 @@ class Checkpoints(Checkpoint):
         # If best.ckpt was removed, its weights may still have another name.
         for path in (self.best, *manifest.find_checkpoints(self.folder)):
             own = manifest.read(path)
-            is_of_best_step = own is not None and own.global_step == self.best_step
+            if own is None or not own.is_of_run:
+                continue
+            is_of_best_step = own.global_step == self.best_step
             # Only then: it hashes the whole file.
             if is_of_best_step and isinstance(verify(path, known), Manifest):
                 return path
@@ -367,6 +463,22 @@ class Checkpoints(Checkpoint):
 
     def _path_of(self, epoch: int) -> Path:
         return self.folder / f"epoch-{epoch:04}.ckpt"
+
+
+def place_model_checkpoint(saver: ModelCheckpoint, run_dir: Path) -> None:
+    """Give a ModelCheckpoint of the user a folder, which is not that of the run.
+
+    Raises:
+        ConfigError: if the user has chosen that folder.
+    """
+    folder = Path(saver.dirpath or run_dir / "model_checkpoints")
+    # Resolved: Lightning has followed the links in a dirpath.
+    if folder.resolve() == (run_dir / "checkpoints").resolve():
+        raise ConfigError(
+            f"callbacks: ModelCheckpoint(dirpath={saver.dirpath}): is not supported: the "
+            "checkpoints of the run are there; leave dirpath out"
+        )
+    saver.dirpath = str(folder)
 
 
 def progress_of(trainer: L.Trainer) -> dict[str, Any]:

@@ -69,6 +69,24 @@ def leave_signals_to_us(trainer: "L.Trainer") -> None:
     ours._signal_connector.register_signal_handlers = lambda: None
 
 
+SAVER_STATE = "_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation"
+"""What decides in Lightning 2.6 whether a ModelCheckpoint saves, and is not in its state."""
+
+
+def read_saver(saver: Any) -> dict[str, Any]:
+    """What a ModelCheckpoint forgets in a checkpoint: whether it has saved, and at which step.
+
+    A run that continues would save its last weights again, where an undisturbed one does not.
+    """
+    return {name: getattr(saver, name) for name in SAVER_STATE if hasattr(saver, name)}
+
+
+def set_saver(saver: Any, state: Mapping[str, Any]) -> None:
+    """Give a ModelCheckpoint what ``read_saver`` has read."""
+    for name, value in state.items():
+        setattr(saver, name, value)
+
+
 def search_gpus_once() -> None:
     """Keep torch 2.15 from searching for GPUs before each step, where there are none.
 

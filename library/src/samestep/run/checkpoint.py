@@ -7,7 +7,9 @@ checkpoints/
     epoch-0002.ckpt         kept for good, with every_n_epochs=2
 
 Only ``last.ckpt`` is ever written; best.ckpt and epoch-0002.ckpt are second names of it. So the
-manifest says what a file is, not its name, and a run resumes from the newest intact file.
+manifest says what a file is, not its name, and a run resumes from the newest intact file. What a
+callback or script of the user saves, here or elsewhere, may hold half of a step: its manifest says
+so, and no run resumes from it.
 
 Read in this order: ``AtomicCheckpointIO`` (what Lightning calls), ``load``, ``find_valid`` (where a
 run resumes), ``write``, and at the end ``restorable`` (what can be read back without pickle).
@@ -17,11 +19,13 @@ import io
 import logging
 import os
 import pickle
+import re
 import secrets
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
@@ -47,6 +51,7 @@ NEEDED_TO_RESUME = ("state_dict", "loops", "callbacks", "global_step")  # by Lig
 PREVIOUS = "last-previous.ckpt"
 NOT_OURS = "not a Samestep checkpoint"
 NEW_RUN = "start a new run (another run_dir or RUN_ID)"
+OWN_NAMES = re.compile(r"(best|last|last-previous|epoch-\d+)\.ckpt")
 # Types that torch reads back without calling any code of the file.
 PLAIN = {type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter}
 
@@ -61,6 +66,7 @@ class PendingSave(NamedTuple):
     path: Path
     rest: bytes  # the checkpoint without its shards; only rank zero has it
     written: Future[None]  # this rank's shard
+    is_of_run: bool
 
 
 @dataclass
@@ -83,6 +89,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         super().__init__()
         self.shapes: dict[str, torch.Size] = {}
         """Shapes of the model's tensors, which a checkpoint must have; empty: not checked."""
+        self.resumes = True
+        """Whether a checkpoint that is loaded continues a run; otherwise its weights are enough."""
+        self.folder: Path | None = None
+        """Where the run keeps its checkpoints; None: all that is saved is the run's."""
+        self.saves_for_run = False
+        """Whether the run saves, and not a callback or script of the user."""
         self.dry_run: DryRun | None = None
         """If set, a checkpoint is examined, not written."""
         self.assemble: shards.Assemble | None = None
@@ -110,15 +122,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             if rank == 0:
                 self.save_checkpoint(rest, path)
             return
+        is_of_run = self._check_place(Path(path))
         target = folder / name / f"{rank}.shard"
         content = {"tensors": tensors, "global_step": step, "shards": f"{name}/{target.name}"}
-        known = record.read(folder.parent)
+        known = self._known(Path(path))
         # Now, as the training goes on while the thread writes. The rest is small.
         file = io.BytesIO()
         if rank == 0:
-            write(self._examine(rest), file, known)
+            write(self._examine(rest), file, known, is_of_run=is_of_run)
         written = self._writer.submit(write_atomic, content, target, known)
-        self.pending = PendingSave(Path(path), file.getvalue(), written)
+        self.pending = PendingSave(Path(path), file.getvalue(), written, is_of_run)
         if not self.in_background:
             self.commit()
 
@@ -136,12 +149,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         if self.pending is None:
             return
-        path, rest, written = self.pending
+        path, rest, written, is_of_run = self.pending
         self.pending = None
         # The rest names the shards, so it must not exist before all of them do.
         on_all_ranks(written.result)
         if environment.rank() == 0:
-            with writing(path), open_atomic(path, before_rename=lambda: rotate_last(path)) as file:
+            with open_target(path, is_of_run=is_of_run) as file:
                 file.write(rest)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -159,7 +172,28 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         checkpoint = self._examine(checkpoint)
         if not self.dry_run:
             target = Path(path)
-            write_atomic(checkpoint, target, record.read(target.parent.parent))
+            known = self._known(target)
+            write_atomic(checkpoint, target, known, is_of_run=self._check_place(target))
+
+    def _known(self, path: Path) -> Record:
+        """The record of the run that saves to ``path``, which may be anywhere."""
+        return record.read((self.folder or path.parent).parent)
+
+    def _check_place(self, path: Path) -> bool:
+        """Whether the run itself saves to ``path``.
+
+        Raises:
+            ConfigError: if a callback or script would replace a checkpoint of the run.
+        """
+        if self.folder is None or self.saves_for_run:
+            return True
+        is_own_name = OWN_NAMES.fullmatch(path.name) is not None
+        if is_own_name and path.parent.resolve() == self.folder.resolve():
+            raise ConfigError(
+                f"save_checkpoint({str(path)!r}): only the run itself writes {path.name} there; "
+                "choose another name or folder"
+            )
+        return False
 
     def _examine(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """The part of a checkpoint that can be read back; an error if anything needed cannot.
@@ -190,7 +224,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Read a checkpoint, tensors and numbers only, if it fits the model."""
-        checkpoint = load(Path(path), NEEDED_TO_RESUME, self.assemble)
+        path = Path(path)
+        if self.resumes:
+            checkpoint = load(path, NEEDED_TO_RESUME, self.assemble)
+        elif is_of_lightning(path):
+            checkpoint = _read_dict(path, ("state_dict",))
+        else:
+            checkpoint = load(path, assemble=self.assemble)
         weights = checkpoint["state_dict"]
         for name, shape in self.shapes.items():
             if name not in weights:
@@ -265,6 +305,27 @@ def _read_dict(path: Path, required: tuple[str, ...]) -> dict[str, Any]:
     return checkpoint
 
 
+def is_of_lightning(path: Path) -> bool:
+    """Whether Lightning itself may have saved a file: it is of no run, and has no manifest.
+
+    In the directory of a run each checkpoint has a manifest, or is damaged.
+    """
+    is_outside = record.read(path.parent.parent).run_id is None
+    return is_outside and path.exists() and manifest.read(path) is None
+
+
+def read_without_tensors(path: Path) -> dict[str, Any]:
+    """A checkpoint whose tensors stay in the file until they are used; empty if it is unreadable.
+
+    Its bytes are not verified: no run may continue from it.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Manifest] | None:
     """The newest valid checkpoint of a run, with one warning about the others that are not.
 
@@ -281,8 +342,7 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Mani
         CheckpointError: if there are checkpoints, and none of them is valid.
     """
     known = known or record.read(directory.parent)
-    paths = manifest.find_checkpoints(directory)
-    manifests = {path: manifest.read(path) for path in paths}
+    manifests, wrong = _read_manifests(directory)
 
     def newness(path: Path) -> tuple[Any, ...]:
         own = manifests[path]
@@ -292,8 +352,7 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Mani
         return own is None, age, path.name == "last.ckpt", path.name == PREVIOUS
 
     newest: tuple[Path, Manifest] | None = None
-    wrong: dict[Path, str] = {}
-    for path in sorted(paths, key=newness, reverse=True):
+    for path in sorted(manifests, key=newness, reverse=True):
         found = verify(path, known)
         if isinstance(found, Manifest):
             newest = path, found
@@ -307,6 +366,26 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Mani
             wrong[last] = misplaced
     if not wrong:
         return newest
+    _report(wrong, newest)
+    return newest
+
+
+def _read_manifests(directory: Path) -> tuple[dict[Path, Manifest | None], dict[Path, str]]:
+    """The manifests of what the run has saved, and what else has the name of such a file."""
+    manifests: dict[Path, Manifest | None] = {}
+    wrong: dict[Path, str] = {}
+    for path in manifest.find_checkpoints(directory):
+        own = manifest.read(path)
+        if own is None or own.is_of_run:
+            manifests[path] = own
+        elif OWN_NAMES.fullmatch(path.name):
+            # No callback can save under such a name: the file was copied there.
+            wrong[path] = "it was not saved by the run itself, and may hold half of a step"
+    return manifests, wrong
+
+
+def _report(wrong: Mapping[Path, str], newest: tuple[Path, Manifest] | None) -> None:
+    """Warn of checkpoints that cannot be used, or raise an error if no other is left."""
     lines = "".join(f"\n  {path}: {why}" for path, why in wrong.items())
     if newest is None:
         # Starting over in silence would lose weeks of training that may be repairable.
@@ -315,7 +394,6 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Mani
         )
     name, step = newest[0].name, newest[1].global_step
     log.warning("Damaged or misplaced checkpoints:%s\nUsing %s, of step %d", lines, name, step)
-    return newest
 
 
 def _find_misplacement(
@@ -343,15 +421,32 @@ def rotate_last(target: Path) -> None:
         target.replace(target.with_name(PREVIOUS))
 
 
-def write_atomic(content: dict[str, Any], target: Path, known: Record) -> None:
+def write_atomic(
+    content: dict[str, Any], target: Path, known: Record, *, is_of_run: bool = True
+) -> None:
     """Write ``content`` and its manifest to ``target``, whole or not at all."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open_atomic(target, before_rename=lambda: rotate_last(target)) as file:
-            write(content, file, known)
+    with open_target(target, is_of_run=is_of_run) as file:
+        write(content, file, known, is_of_run=is_of_run)
 
 
-def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
+@contextmanager
+def open_target(target: Path, *, is_of_run: bool) -> Iterator[IO[bytes]]:
+    """Open a file that becomes ``target`` when this block ends; the run keeps its last one."""
+
+    def rotate() -> None:
+        # A saver of the user has a last.ckpt of its own, and wants one file there.
+        if is_of_run:
+            rotate_last(target)
+
+    with writing(target), open_atomic(target, before_rename=rotate) as file:
+        yield file
+
+
+def write(
+    content: dict[str, Any], file: IO[bytes], known: Record, *, is_of_run: bool = True
+) -> None:
     """Write ``content``, as ``torch.load`` reads it, and its manifest to an empty file."""
     hashed = manifest.HashedFile(file)
     # CRC-32 takes as long as the writing, and SHA-256 proves more. torch.load does not read it.
@@ -368,6 +463,7 @@ def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
         best_step=content.get("best_step"),
         saved=datetime.now(UTC).isoformat(),
         shards=content.get("shards"),
+        is_of_run=is_of_run,
     )
     hashed.add(own)
 

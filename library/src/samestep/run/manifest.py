@@ -34,6 +34,8 @@ class Manifest(NamedTuple):
     saved: str  # the time in UTC, which distinguishes two saves of one step
     sha256: str = ""
     shards: str | None = None  # the folder with the tensors of a sharded model; see run/shards.py
+    # saved by the run between two steps, and not by a callback or script at any moment
+    is_of_run: bool = True
 
     @property
     def age(self) -> tuple[int, str]:
@@ -93,6 +95,8 @@ class HashedFile:
         del content["sha256"]
         if manifest.shards is None:
             del content["shards"]
+        if manifest.is_of_run:
+            del content["is_of_run"]
         text = json.dumps(content).encode() + b" "
         end = struct.pack("<H", len(text) + HASH_CHARS) + text
         self._sha256.update(end)
@@ -164,7 +168,8 @@ def _find_mismatch(manifest: Manifest, known: Record) -> str | None:
 def newest(run_dir: Path) -> Manifest | None:
     """The manifest of the newest checkpoint of a run, which says which one is the best."""
     found = read_all(find_checkpoints(run_dir / "checkpoints"))
-    return max(found, key=lambda own: own.age, default=None)
+    of_run = [own for own in found if own.is_of_run]
+    return max(of_run, key=lambda own: own.age, default=None)
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
