@@ -272,7 +272,7 @@ def test_a_compiled_module_is_tested_as_itself_and_as_what_it_was(tmp_path: Path
     assert "class: library.tests.test_trainer.Rated" in (tmp_path / "config.yaml").read_text()
 
 
-def tests_of(trainer: Any, *models: Any, **options: Any) -> Any:
+def result_of_test(trainer: Any, *models: Any, **options: Any) -> Any:
     return trainer.test(*models, dataloaders=batches(shuffle=False), verbose=False, **options)
 
 
@@ -280,7 +280,7 @@ def weights_of_lightning(path: str) -> Any:
     """What Lightning itself finds with the weights of a file."""
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     plain = L.Trainer(accelerator="cpu", enable_checkpointing=False, **quiet)
-    return tests_of(plain, Rated.load_from_checkpoint(path))
+    return result_of_test(plain, Rated.load_from_checkpoint(path))
 
 
 class Worsens(Rated):
@@ -310,15 +310,15 @@ def test_best_is_that_of_the_users_own_saver_where_the_run_has_no_monitor(
     best = weights_of_lightning(saver.best_model_path)
     last = weights_of_lightning(trainer.checkpoint_callbacks[-1].last_model_path)
     assert best != last
-    assert tests_of(trainer, module, ckpt_path="best") == best
-    assert tests_of(trainer, ckpt_path=saver.best_model_path) == best
-    assert tests_of(trainer) == best  # as in Lightning
-    assert tests_of(trainer, module) == last
+    assert result_of_test(trainer, module, ckpt_path="best") == best
+    assert result_of_test(trainer, ckpt_path=saver.best_model_path) == best
+    assert result_of_test(trainer) == best  # as in Lightning
+    assert result_of_test(trainer, module) == last
     # In a process that has trained nothing.
     fresh = Trainer(
         run_dir=tmp_path, callbacks=callbacks(), accelerator="cpu", enable_progress_bar=False
     )
-    assert tests_of(fresh, Worsens(), ckpt_path="best") == best
+    assert result_of_test(fresh, Worsens(), ckpt_path="best") == best
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
@@ -329,9 +329,9 @@ def test_what_is_handed_to_test_is_tested(tmp_path: Path, capsys: pytest.Capture
     trainer, module = part.trainer, part.module
     best = weights_of_lightning(str(tmp_path / "checkpoints/best.ckpt"))
     for given in ((module,), ()):
-        assert tests_of(trainer, *given) == best
+        assert result_of_test(trainer, *given) == best
     assert "Note" not in capsys.readouterr().out
-    assert tests_of(trainer, module, ckpt_path="best") == best
+    assert result_of_test(trainer, module, ckpt_path="best") == best
     assert "not the best of ModelCheckpoint, by val_loss" in capsys.readouterr().out
     # Another module, whatever its weights are from.
     other = Rated()
@@ -340,9 +340,12 @@ def test_what_is_handed_to_test_is_tested(tmp_path: Path, capsys: pytest.Capture
     plain.fit(other, batches(), batches(shuffle=False))
     wanted = weights_of_lightning(plain.checkpoint_callback.best_model_path)
     assert wanted != best
-    assert tests_of(trainer, other) == wanted
+    assert result_of_test(trainer, other) == wanted
     # And a file that Lightning has written.
-    assert tests_of(trainer, module, ckpt_path=plain.checkpoint_callback.best_model_path) == wanted
+    assert (
+        result_of_test(trainer, module, ckpt_path=plain.checkpoint_callback.best_model_path)
+        == wanted
+    )
 
 
 def test_the_saver_of_a_run_has_the_attributes_of_lightnings(tmp_path: Path):
