@@ -1,5 +1,6 @@
 """The loops against Lightning's own: the same hooks, logs, counters and weights."""
 
+import copy
 import hashlib
 import inspect
 import os
@@ -18,6 +19,7 @@ from lightning.pytorch.loops import fetchers
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
     _LoggerConnector,
 )
@@ -201,12 +203,14 @@ ORDINARY: dict[str, tuple[type[Noted], dict[str, Any]]] = {
     "a DataModule, few steps": (Noted, {"data": Data, "max_steps": 8}),
     "L-BFGS": (Noted, {"configure": lbfgs, "max_epochs": 1}),
     "validated by steps": (Noted, {"val_check_interval": 4, "check_val_every_n_epoch": None}),
+    "bf16-mixed": (Noted, {"precision": "bf16-mixed", "gradient_clip_val": 1e-3}),
     "no length": (Noted, {"data": of_stream, "val_check_interval": 2}),
     "one more callback, stopped early": (Noted, {"callback": add_another_and_stop}),
 }  # fmt: skip
 OTHERS: dict[str, tuple[type[Noted], dict[str, Any]]] = {
     "accumulated": (Noted, {"accumulate_grad_batches": 4}),
     "its own step": (OwnStep, {}),
+    "16-mixed": (Noted, {"plugins": [MixedPrecision("16-mixed", "cpu")]}),
     "a profiler": (Noted, {"profiler": "simple"}),
 }
 
@@ -226,7 +230,8 @@ def run(kind: type[Noted], is_ours: bool, **options: Any) -> tuple[list[Any], in
     hooks = LambdaCallback(**{name: note(name) for name in NAMES})
     more = [make(seen)] if make else []
     trainer = L.Trainer(
-        **{"max_epochs": 2} | options, accelerator="cpu", logger=Memory(seen), log_every_n_steps=2,
+        **{"max_epochs": 2} | copy.deepcopy(options), accelerator="cpu", logger=Memory(seen),
+        log_every_n_steps=2,
         callbacks=[hooks, *more], enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from samestep.metrics import EpochMean
+from samestep.metrics import READ_EVERY, EpochMean
+from samestep.ranks import collectives, devices
 
 
 def test_unequal_batches_have_the_mean_of_all_samples():
@@ -25,11 +26,12 @@ def test_reading_the_means_begins_a_new_epoch():
 
 
 def test_all_ranks_are_added_up_also_one_without_samples(monkeypatch: pytest.MonkeyPatch):
-    def add_the_other_rank(totals: torch.Tensor) -> None:
+    def add_the_other_rank(totals: torch.Tensor, *_: object, **options: object) -> None:
         assert totals.tolist() == [0, 0]
         totals += torch.tensor([6.0, 3.0])
 
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(collectives, "num_ranks", lambda: 2)
+    monkeypatch.setattr(collectives, "group_of", lambda tensor: None)
     monkeypatch.setattr(dist, "all_reduce", add_the_other_rank)
     assert EpochMean("val", "loss").means()["val/loss"] == 2
 
@@ -45,6 +47,36 @@ def test_the_state_goes_on():
 
 def test_sums_are_no_weights():
     assert not EpochMean("train", "loss").state_dict()
+
+
+def test_sums_on_a_device_are_read_together_and_are_those_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    reads = []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: reads.append(1) or tolist(self))
+    generator = torch.Generator().manual_seed(0)
+    sums = [torch.rand((), generator=generator) / 3 for _ in range(READ_EVERY + 7)]
+
+    def add(mean: EpochMean, number: int) -> None:
+        loss = sums[number].clone()
+        # Some are exact in 64 bits only; one is computed elsewhere.
+        count = torch.tensor(2**24 + number) if number % 3 else number / torch.tensor(1.0)
+        mean.update(1, loss=loss, count=count)
+        loss.zero_()
+
+    own, other = EpochMean("train", "loss", "count"), EpochMean("train", "loss", "count")
+    for number in range(len(sums)):
+        add(own, number)
+    monkeypatch.setattr(devices, "is_at_hand", lambda tensor: False)
+    for number in range(len(sums)):
+        add(other, number)
+    assert len(reads) == 1
+    # A checkpoint in the middle reads the rest, and the order of the additions stays.
+    continued = EpochMean("train", "loss", "count")
+    continued.load_state(other.state())
+    assert torch.equal(continued.state(), own.state())
+    assert other.mean_so_far("loss") == own.mean_so_far("loss")
 
 
 def test_a_sum_may_be_of_a_validation_and_of_training():

@@ -45,7 +45,7 @@ from lightning.pytorch.loops.fetchers import (
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization import automatic
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
@@ -75,7 +75,7 @@ TRANSFERS = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_ba
 """The hooks of a module or DataModule that may change a batch."""
 STEP = "optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping"
 """Methods of a module that make up a step."""
-STEP_DIGEST = "86a22dad15a41dfebce9f3119d2de13da9c2fbd86e08e30c5f356bdf87b3e02a"
+STEP_DIGEST = "d227d8baea1f687a5b44e4d16e0ad8d625da2c7aef14bfbcb53bea1f266f66fc"
 """SHA-256 of the source of Lightning's step, of which ``EpochLoop`` has a shorter form."""
 
 
@@ -384,8 +384,8 @@ class FitLoop(_FitLoop):
 class EpochLoop(_TrainingEpochLoop):
     """Trains on the batches of one epoch; ``trainer.fit_loop.epoch_loop`` is one.
 
-    An ordinary step has one optimizer, no accumulated gradients, 32 bits and no profiler, and the
-    module leaves the step to Lightning. Any other step is Lightning's own.
+    An ordinary step has one optimizer, no accumulated gradients, 32 bits or bf16-mixed and no
+    profiler, and the module leaves the step to Lightning. Any other step is Lightning's own.
     """
 
     def reset(self) -> None:
@@ -406,8 +406,10 @@ class EpochLoop(_TrainingEpochLoop):
         self._num_callbacks = len(trainer.callbacks)
         self._transfers = self._find_transfers()
         step = module.training_step
-        # A strategy such as DDP calls its own wrapper of the module.
-        is_plain = is_of(strategy, "training_step", Strategy) and strategy.model is module
+        # A strategy such as DDP calls its own wrapper of the module, in the context of a precision.
+        has_context = type(trainer.precision_plugin) is not Precision
+        is_of_lightning = is_of(strategy, "training_step", Strategy)
+        is_plain = is_of_lightning and strategy.model is module and not has_context
         self._training_step = step if is_plain else strategy.training_step
         self._num_arguments = 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)
         self._validates_at_end = (
@@ -424,7 +426,7 @@ class EpochLoop(_TrainingEpochLoop):
             return False
         if type(trainer.profiler) is not PassThroughProfiler:
             return False
-        if type(trainer.precision_plugin) is not Precision:
+        if not has_plain_precision(trainer.precision_plugin):
             return False
         if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
             return False
@@ -649,6 +651,14 @@ def is_of(owner: object, name: str, *kinds: type) -> bool:
     return any(function is getattr(kind, name, None) for kind in kinds)
 
 
+def has_plain_precision(plugin: Any) -> bool:
+    """Whether a precision changes no more of a step than the context of ``training_step``."""
+    if type(plugin) is MixedPrecision:
+        # With 16-mixed it scales the loss, and may skip the step.
+        return plugin.scaler is None
+    return type(plugin) is Precision
+
+
 def has_plain_step(strategy: Any) -> bool:
     """Whether a strategy leaves a step to Lightning: backward pass, optimizer and accumulation."""
     for name in ("backward", "batch_to_device"):
@@ -669,7 +679,7 @@ def knows_lightnings_step() -> bool:
     parts = (
         _TrainingEpochLoop.advance, _TrainingEpochLoop.on_advance_end,
         _TrainingEpochLoop._should_check_val_fx, _TrainingEpochLoop._update_learning_rates,
-        automatic, Precision, Strategy.backward, Strategy.optimizer_step,
+        automatic, Precision, MixedPrecision, Strategy.backward, Strategy.optimizer_step,
         Strategy.batch_to_device, Strategy.training_step,
     )  # fmt: skip
     try:

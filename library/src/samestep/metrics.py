@@ -1,19 +1,22 @@
 """Metrics of one epoch that are exact on any number of ranks, before and after an interruption."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from samestep.ranks import collectives
+from samestep.ranks import collectives, devices
+
+READ_EVERY = 50  # batches on a device, whose sums are read together
 
 
 class EpochMean(nn.Module):
     """Means of one epoch over all samples and ranks, kept on the device and read at its end.
 
     It adds up sums and the number of samples. Sums, unlike means, stay exact over batches and
-    ranks of unequal size. Nothing is synchronized with the device or between ranks before
-    ``means``. A checkpoint within an epoch keeps what was added so far.
+    ranks of unequal size. Nothing is synchronized between ranks before ``means``, and with a GPU
+    only after every ``READ_EVERY`` batches. A checkpoint within an epoch keeps what was added so
+    far.
 
     ``self.log(..., on_epoch=True)`` gives the same means, but costs more time in each step.
 
@@ -35,9 +38,11 @@ class EpochMean(nn.Module):
         super().__init__()
         self.stage = stage
         self.names = names
-        # One for each name, and the number of samples last. On the CPU these are Python numbers,
-        # because adding small tensors there takes longer.
-        self._totals: list[Any] = [0] * (len(names) + 1)
+        # One for each name, and the number of samples last. Python numbers have 64 bits, and adding
+        # small tensors takes longer.
+        self._totals: list[float] = [0] * (len(names) + 1)
+        # Of each batch whose sums are on a device still: their places, and the sums.
+        self._waiting: list[tuple[list[int], Tensor]] = []
         # Empty; it follows the model to its device, also on a rank that sees no sample.
         self.register_buffer("device_of", torch.empty(0), persistent=False)
 
@@ -48,20 +53,27 @@ class EpochMean(nn.Module):
             count: samples in the batch.
             sums: for each name a scalar, the sum over these samples.
         """
+        places = []
         for place, name in enumerate(self.names):
             value = sums[name]
             # On a GPU, item() would wait for the device in each step.
-            added = value.item() if value.is_cpu else value.detach().to(self._dtype())
-            # Not in place: a tensor made in inference mode cannot be changed outside of it.
-            self._totals[place] = self._totals[place] + added
+            if devices.is_at_hand(value):
+                self._totals[place] += value.item()
+            else:
+                places.append(place)
+        if places:
+            self._waiting.append((places, self._copy([sums[self.names[i]] for i in places])))
+        if len(self._waiting) >= READ_EVERY:
+            self._read()
         self._totals[-1] += count
 
     def mean_so_far(self, name: str) -> float:
         """The mean over the samples of this rank so far; waits for the device."""
-        count = float(self._totals[-1])
+        self._read()
+        count = self._totals[-1]
         if count == 0:
             return 0.0
-        return float(self._totals[self.names.index(name)]) / count
+        return self._totals[self.names.index(name)] / count
 
     def means(self) -> dict[str, Tensor]:
         """The mean of each metric over all ranks, as ``<stage>/<name>``; starts a new epoch.
@@ -76,12 +88,33 @@ class EpochMean(nn.Module):
 
     def state(self) -> Tensor:
         """The sums of this rank so far, and the number of samples, ``[names + 1]``."""
-        options: Any = {"device": self.device_of.device, "dtype": self._dtype()}
-        return torch.stack([torch.as_tensor(total, **options) for total in self._totals])
+        self._read()
+        return torch.tensor(self._totals, device=self.device_of.device, dtype=self._dtype())
 
     def load_state(self, totals: Tensor) -> None:
         """Continue from what ``state`` returned."""
         self._totals = totals.tolist()
+        self._waiting = []
+
+    def _copy(self, values: Sequence[Tensor]) -> Tensor:
+        """The same numbers in other memory: a module may change its own in place.
+
+        One kernel copies them, if they have one type. It must be exact for all of them.
+        """
+        types = {value.dtype for value in values}
+        if len(types) > 1 or not values[0].is_floating_point():
+            values = [value.to(self._dtype()) for value in values]
+        return torch.stack([value.detach() for value in values])
+
+    def _read(self) -> None:
+        """Add what is on the device, in the order of the batches: a sum depends on its order."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        numbers = iter(torch.cat([sums for _, sums in waiting]).tolist())
+        for places, _ in waiting:
+            for place in places:
+                self._totals[place] += next(numbers)
 
     def _dtype(self) -> torch.dtype:
         # float64 keeps every count exact; Apple's GPUs do not have it.

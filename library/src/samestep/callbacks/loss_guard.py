@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 
 from samestep.errors import RunError
 from samestep.option_names import setting
-from samestep.ranks import compat, environment
+from samestep.ranks import compat, devices, environment, gradients
 from samestep.ranks.process_group import gather
-from samestep.ranks.sharded import norm_of, parameters_of
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +22,11 @@ CHECK_EVERY = 50  # steps on a GPU between two reads of its flags
 
 
 class SuspectStep(NamedTuple):
-    """A step whose gradient may be bad; the flags may still be on the device."""
+    """A step whose gradient may be bad."""
 
     number: int
-    is_bad: Tensor
-    """Whether the gradient is infinite or nan, on all ranks the same."""
-    loss_is_finite: Tensor
-    """Whether the losses of this rank are finite."""
+    losses: list[float | Tensor]
+    """Of this rank, which may still be on the device."""
 
 
 class LossGuard(L.Callback):
@@ -37,6 +34,7 @@ class LossGuard(L.Callback):
 
     On a GPU a fused optimizer reads the flag on the device, and this process reads the flags
     every ``CHECK_EVERY`` steps and before each checkpoint: no step waits for the device.
+    ``Receipts`` and clipping use what this callback has computed.
 
     Args:
         max_skipped: steps that may be skipped; one more ends the run.
@@ -45,9 +43,18 @@ class LossGuard(L.Callback):
     def __init__(self, max_skipped: int) -> None:
         self.max_skipped = max_skipped
         self.num_skipped = 0
-        self._losses: list[Tensor] = []  # of all batches of this step, on this rank
+        self._losses: list[float | Tensor] = []  # of all batches of this step, on this rank
         self._steps: list[SuspectStep] = []
+        self._flags: Tensor | None = None  # one for each of these steps: 1 if its gradient is bad
         self._gradients: float | None = None  # their sum, since it was taken
+        self._loss: float | Tensor | None = None  # the same for the losses
+        self.has_receipts = False
+        """Whether this rank has ``Receipts``, which takes the loss and the gradients."""
+
+    def take_loss(self) -> float | Tensor | None:
+        """The sum of the losses since the last call; None if there was none."""
+        loss, self._loss = self._loss, None
+        return loss
 
     def take_sum_of_gradients(self) -> float | None:
         """The sum of all gradients since the last call; None where only a device knows it."""
@@ -57,8 +64,16 @@ class LossGuard(L.Callback):
     def on_before_backward(
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
-        """Remember the loss, which tells whose data were bad if the gradient is."""
-        self._losses.append(loss.detach())
+        """Remember the loss, which tells whose data were bad if the gradient is.
+
+        There may be several, of several optimizers or evaluations of one.
+        """
+        gradients.forget_norms()
+        # Read now: a module may change its loss in place.
+        value = read_loss(loss)
+        self._losses.append(value)
+        if self.has_receipts:
+            self._loss = value if self._loss is None else self._loss + value
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
@@ -72,25 +87,38 @@ class LossGuard(L.Callback):
         # With 16-mixed infinite gradients are normal: its scaler skips these steps.
         if getattr(trainer.precision_plugin, "scaler", None):
             return
-        gradients = gradients_of(optimizer)
+        found = gradients.gradients_of(optimizer)
         # After DDP's all-reduce all ranks hold the same gradient, so each can decide alone.
-        total = sum_on_cpu(gradients)
+        total = sum_on_cpu(found)
         if total is not None:
             self._gradients = total + (self._gradients or 0.0)
             if math.isfinite(total):
                 return
-        bad = ~norm_of(gradients).isfinite()
-        is_finite = are_losses_finite(losses, bad)
-        self._steps.append(SuspectStep(trainer.global_step + 1, bad, is_finite))
+        flag = self._next_flag(found[0].device)
+        gradients.mark_if_not_finite(found, flag)
+        self._steps.append(SuspectStep(trainer.global_step + 1, losses))
         # Only a fused optimizer can skip a step by itself, and not if its weights are sharded.
-        is_fused = bad.is_cuda and optimizer.defaults.get("fused")
-        if is_fused and not any(isinstance(gradient, DTensor) for gradient in gradients):
-            compat.skip_fused_step(optimizer, bad)
+        is_fused = devices.is_on_gpu(flag) and optimizer.defaults.get("fused")
+        if is_fused and not any(map(gradients.is_sharded, found)):
+            compat.skip_fused_step(optimizer, flag)
             if len(self._steps) >= CHECK_EVERY:
                 self._count_skipped(trainer)
         # The optimizer skips parameters without a gradient.
         elif self._count_skipped(trainer):
             pl_module.zero_grad()
+        if not pl_module.automatic_optimization:
+            # Its backward pass may go past our hook.
+            gradients.forget_norms()
+
+    def _next_flag(self, device: torch.device) -> Tensor:
+        """A 0 on the device, for the next step. All flags are allocated, and read, at once."""
+        if self._flags is None:
+            self._flags = torch.zeros(CHECK_EVERY, device=device)
+        return self._flags[len(self._steps)]
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Let the memory of the last gradients go."""
+        gradients.forget_norms()
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -108,14 +136,14 @@ class LossGuard(L.Callback):
     def _count_skipped(self, trainer: L.Trainer) -> int:
         """Number of the suspect steps that were skipped; waits for the device."""
         steps, self._steps = self._steps, []
-        if not steps:
+        flags, self._flags = self._flags, None
+        if flags is None:
             return 0
         # One read for all flags. All ranks have the same ones, so all or none gather the losses.
-        flags = torch.stack([step.is_bad for step in steps]).tolist()
-        bad_steps = list(compress(steps, flags))
+        bad_steps = list(compress(steps, flags.tolist()))
         if not bad_steps:
             return 0
-        of_ranks = gather([bool(step.loss_is_finite) for step in bad_steps])
+        of_ranks = gather([are_finite(step.losses) for step in bad_steps])
         for index, step in enumerate(bad_steps):
             guilty = []
             for rank, is_finite in enumerate(of_ranks):
@@ -148,29 +176,32 @@ class LossGuard(L.Callback):
             log.warning("%s; skipped, %d of %d", what, self.num_skipped, self.max_skipped)
 
 
-def gradients_of(optimizer: Optimizer) -> list[Tensor]:
-    """The gradients of an optimizer's parameters, where they have one."""
-    return [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+def read_loss(loss: Tensor) -> float | Tensor:
+    """The value of a loss: a number, or on a device a copy, for which nothing waits."""
+    if isinstance(loss, DTensor):
+        # To read all of it, the other ranks would have to take part.
+        loss = loss.to_local()
+    if devices.is_at_hand(loss):
+        return loss.item() if loss.ndim == 0 else loss.sum().item()
+    # Some other devices have no 64 bits.
+    return loss.detach().sum(dtype=torch.float64 if devices.is_on_gpu(loss) else None)
 
 
-def sum_on_cpu(gradients: list[Tensor]) -> float | None:
+def sum_on_cpu(found: list[Tensor]) -> float | None:
     """The sum of all values; None if a device or other ranks would have to answer.
 
     A sum with an infinite or nan value in it is never finite. It takes a fifth of the time of
     ``get_total_norm``, which makes more small tensors.
     """
     total = 0.0
-    for gradient in gradients:
-        if not gradient.is_cpu or isinstance(gradient, DTensor):
+    for gradient in found:
+        if not devices.is_at_hand(gradient) or gradients.is_sharded(gradient):
             return None
         total += gradient.sum().item()
     return total
 
 
-def are_losses_finite(losses: list[Tensor], bad: Tensor) -> Tensor:
-    """Whether all losses are finite, as a flag on the device; without losses ``not bad``."""
-    # Manual optimization without Lightning's manual_backward tells no loss.
-    if not losses:
-        return ~bad
-    flags = [loss.isfinite().all() for loss in losses]
-    return torch.stack(flags).all()
+def are_finite(losses: list[float | Tensor]) -> bool:
+    """Whether all losses of a bad step are finite; waits for the device."""
+    # Manual optimization without Lightning's manual_backward tells no loss, so it may be the cause.
+    return bool(losses) and all(math.isfinite(loss) for loss in losses)

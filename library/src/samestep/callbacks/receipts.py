@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import lightning as L
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from samestep.callbacks.batch_digest import BatchDigest
 from samestep.callbacks.checkpoints import progress_of
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.notes import print_note
+from samestep.ranks import devices
 from samestep.run import receipts, record
 from samestep.run.files import read_bytes
 from samestep.run.receipts import Comparison, Facts, Journal, Receipt
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 EVERY_S = 0.1  # seconds between two writes; a process that is killed loses what waits for one
 PAUSE = 500  # times as long as a digest and a write take, until the next: 0.2 % at most
 FIRST = 8  # batches behind a checkpoint that do not wait: they show most of what can differ
-COPY_EVERY = 16  # batches, of which a GPU's losses are copied together
+COPY_EVERY = 50  # batches at most, of which a GPU's losses are copied together
 TOLERANCES = {"64": 1e-13, "32": 1e-5, "16": 5e-3, "bf16": 3e-2}
 """Relative, by precision: some hundred roundings of a number in the long sums of 64 and 32 bits,
 and four to five where factors have 16 bits: their products are added in 32 bits, and a loss is a
@@ -65,6 +65,7 @@ class Receipts(L.Callback):
     def __init__(self, run_dir: Path, guard: LossGuard, *, has_auto_shares: bool = False) -> None:
         self.run_dir = run_dir
         self.guard = guard
+        guard.has_receipts = True
         self.has_auto_shares = has_auto_shares
         self._journal: Journal | None = None
         self._comparison: Comparison | None = None
@@ -76,7 +77,6 @@ class Receipts(L.Callback):
         self._place: receipts.Place | None = None
         self._is_due = False
         self._samples = 0
-        self._loss: float | Tensor | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin a new file with the next batch."""
@@ -110,23 +110,16 @@ class Receipts(L.Callback):
                 self._samples = BatchDigest(fetched[0]).checksum
             self._pause_since(start)
 
-    def on_before_backward(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
-    ) -> None:
-        """Note a loss; there may be several, of several optimizers or evaluations of one."""
-        # Read now: a module may change its loss in place.
-        value = read_loss(loss)
-        if value is None:
-            return
-        self._loss = value if self._loss is None else self._loss + value
-
     def _end_batch(self, trainer: L.Trainer) -> None:
         """Write the receipt of the batch that was trained on, and compare it."""
         place = self._place
         if place is None or self._journal is None:
             return
-        loss = self._loss
+        loss = self.guard.take_loss()
         gradient = self.guard.take_sum_of_gradients()
+        if isinstance(loss, Tensor) and not devices.is_on_gpu(loss):
+            # Other devices have no way to ask for it later.
+            loss = None
         if isinstance(loss, Tensor):
             receipt = Receipt(*place, self._samples, None, gradient)
             self._on_device.add(Pending(receipt, trainer.global_step), loss)
@@ -139,7 +132,6 @@ class Receipts(L.Callback):
                 self._compare(trainer, Receipt(*content), trainer.global_step)
         self._place = None
         self._samples = 0
-        self._loss = None
         if self._is_due:
             self._num_first -= 1
             start = time.perf_counter()
@@ -245,52 +237,29 @@ class Receipts(L.Callback):
         self._on_device = LossesOnDevice()
 
 
-def read_loss(loss: Tensor) -> float | Tensor | None:
-    """The value of a loss: a number, or on a GPU a copy in 64 bits, for which nothing waits.
-
-    On other devices, some of which have no 64 bits, it stays unknown.
-    """
-    if isinstance(loss, DTensor):
-        # To read all of it, the other ranks would have to take part.
-        loss = loss.to_local()
-    if loss.is_cpu:
-        return loss.item() if loss.ndim == 0 else loss.sum().item()
-    if loss.is_cuda:
-        return loss.detach().sum(dtype=torch.float64)
-    return None
-
-
-class Copy(NamedTuple):
-    """Losses on their way from a GPU."""
-
-    pending: list[Pending]
-    losses: Tensor
-    """In memory of the process, in the order of the receipts; valid when the event is reached."""
-    event: Any
-
-
 class LossesOnDevice:
     """Brings losses from a GPU to this process, which never waits for them.
 
-    Several are copied at once: to start a copy takes as long as to start a kernel.
+    Several are copied at once, unless steps are so long that it makes no difference.
     """
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Pending, Tensor]] = []
-        self._copies: deque[Copy] = deque()
+        self._copies: deque[tuple[list[Pending], devices.Copy]] = deque()
+        self._last_copy = time.perf_counter()
 
     def add(self, pending: Pending, loss: Tensor) -> None:
         """Add a receipt without its loss, which is on the device."""
         self._waiting.append((pending, loss))
-        # While a copy is on its way, the next losses wait for it: then they are copied together.
-        if not self._copies or len(self._waiting) >= COPY_EVERY:
+        is_late = time.perf_counter() - self._last_copy >= EVERY_S
+        if is_late or len(self._waiting) >= COPY_EVERY:
             self._start_copy()
 
     def take_arrived(self) -> list[Pending]:
         """The receipts whose losses have arrived, with them."""
         arrived: list[Pending] = []
-        while self._copies and self._copies[0].event.query():
-            arrived += complete(self._copies.popleft())
+        while self._copies and self._copies[0][1].event.query():
+            arrived += complete(*self._copies.popleft())
         return arrived
 
     def take_all(self) -> list[Pending]:
@@ -299,25 +268,21 @@ class LossesOnDevice:
             self._start_copy()
         arrived: list[Pending] = []
         while self._copies:
-            self._copies[0].event.synchronize()
-            arrived += complete(self._copies.popleft())
+            self._copies[0][1].event.synchronize()
+            arrived += complete(*self._copies.popleft())
         return arrived
 
     def _start_copy(self) -> None:
         waiting, self._waiting = self._waiting, []
-        losses = torch.stack([loss for _, loss in waiting])
-        # Only to pinned memory a copy runs beside the process.
-        copied = torch.empty(len(waiting), dtype=torch.float64, pin_memory=True)
-        copied.copy_(losses, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(losses.device))
-        self._copies.append(Copy([pending for pending, _ in waiting], copied, event))
+        self._last_copy = time.perf_counter()
+        copy = devices.start_copy([loss for _, loss in waiting])
+        self._copies.append(([pending for pending, _ in waiting], copy))
 
 
-def complete(copy: Copy) -> list[Pending]:
-    """The receipts of a copy that has arrived, with their losses."""
+def complete(waiting: list[Pending], copy: devices.Copy) -> list[Pending]:
+    """The receipts whose losses have arrived, with them, in their order."""
     completed = []
-    for (receipt, step), loss in zip(copy.pending, copy.losses.tolist(), strict=True):
+    for (receipt, step), loss in zip(waiting, copy.values.tolist(), strict=True):
         completed.append(Pending(receipt._replace(loss=loss), step))
     return completed
 

@@ -10,9 +10,8 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.optim import Optimizer
 
-from samestep.callbacks.loss_guard import gradients_of
-from samestep.ranks import epoch_logs
-from samestep.ranks.sharded import ShardedStrategy, norm_of
+from samestep.ranks import epoch_logs, gradients
+from samestep.ranks.sharded import ShardedStrategy
 from samestep.tracker import ResumedTracker
 
 
@@ -72,9 +71,7 @@ class RunStats(L.Callback):
         has_all = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy | ShardedStrategy)
         if is_scaled or not has_all:
             return
-        # torch has no norm of several sparse gradients.
-        dense = [gradient for gradient in gradients_of(optimizer) if not gradient.is_sparse]
-        self._norm = norm_of(dense)
+        self._norm = gradients.norm_of(gradients.gradients_of(optimizer))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any

@@ -5,7 +5,7 @@ canary test in library/tests, which fails when the other library has changed; py
 the versions from above.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +44,7 @@ def apply(trainer: "L.Trainer") -> None:
     wrap_again_when_unfrozen(trainer)
     unscale_before_clipping(trainer)
     find_unused_parameters(trainer)
+    clip_by_known_norm(trainer)
 
 
 def unwrap_compiled(model: Any) -> "L.LightningModule":
@@ -138,15 +139,17 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
 
 
 def unscale_before_clipping(trainer: "L.Trainer") -> None:
-    """Let 16-mixed clip the gradients of a fused optimizer, with which Lightning 2.6 raises.
+    """Let mixed precision clip the gradients of a fused optimizer, with which Lightning 2.6 raises.
 
-    A fused optimizer of torch 2.15 divides its gradients by the scale within its step, which is too
-    late to clip them, and says so by an attribute. Without it the scaler divides them before, as
-    for any other optimizer. The step is still one kernel, but waits for the device.
+    With 16-mixed a fused optimizer of torch 2.15 divides its gradients by the scale within its
+    step, which is too late to clip them, and says so by an attribute. Without it the scaler divides
+    them before, as for any other optimizer. The step is still one kernel, but waits for the device.
+    Lightning raises with bf16-mixed too, which has no scale.
     """
+    from lightning.pytorch.plugins.precision import MixedPrecision
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
-    if getattr(trainer.precision_plugin, "scaler", None) is None:
+    if not isinstance(trainer.precision_plugin, MixedPrecision):
         return
     strategy: Any = trainer.strategy
     set_up = strategy.setup_optimizers
@@ -259,6 +262,31 @@ def before_hooks(function: Callable[["L.Trainer", str], None]) -> None:
     hooks._call_lightning_module_hook = wrap(hooks._call_lightning_module_hook)
 
 
+def clip_by_known_norm(trainer: "L.Trainer") -> None:
+    """Let Lightning 2.6 clip gradients by the norm that the guard has computed, to the same bits.
+
+    A plugin that clips in its own way is left alone.
+    """
+    from lightning.pytorch.plugins.precision import Precision
+    from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_
+
+    from samestep.ranks.gradients import known_norm
+
+    plugin: Any = trainer.precision_plugin
+    if type(plugin).clip_grad_by_norm is not Precision.clip_grad_by_norm:
+        return
+
+    def clip(optimizer: Optimizer, clip_val: float) -> None:
+        parameters = [*plugin.main_params(optimizer)]
+        norm = known_norm([p.grad for p in parameters if p.grad is not None])
+        if norm is None:
+            clip_grad_norm_(parameters, clip_val)
+        else:
+            clip_grads_with_norm_(parameters, clip_val, norm)
+
+    plugin.clip_grad_by_norm = clip
+
+
 @cache  # once in a process, which may have several runs
 def name_arguments_of_loaders() -> None:
     """Let Lightning 2.6 make a ``DataLoader(dataset, 32, True)`` again.
@@ -326,13 +354,48 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:
-    """Let a fused optimizer of torch 2.15 skip its next step if ``skip`` is true on the device.
+    """Let a fused optimizer of torch 2.15 skip its next step if ``skip``, a float32, is 1.
 
     torch's GradScaler sets these attributes. Nothing else tells a fused optimizer to skip a step
     without the process having to wait for the device.
     """
     optimizer.grad_scale = None  # type: ignore[attr-defined]
-    optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
+    optimizer.found_inf = skip  # type: ignore[attr-defined]
+
+
+def norms_of_each(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The L2 norms of gradients of one type on one device, by one operation.
+
+    torch 2.15 computes the norm of all of them from these; its public function returns that alone.
+    """
+    import torch
+
+    with torch.no_grad():
+        return [*torch._foreach_norm([*gradients], 2)]
+
+
+def mark_if_not_finite(norms: Sequence[Tensor], flag: Tensor) -> None:
+    """Set ``flag``, a float32 of 0, to 1 if one of the norms is infinite or nan.
+
+    torch's GradScaler finds them so. It is one operation, and public ones would be five. It also
+    multiplies by a scale, which is 1.
+    """
+    import torch
+
+    torch._amp_foreach_non_finite_check_and_unscale_([*norms], flag, one_on(flag.device))
+
+
+@cache
+def one_on(device: Any) -> Tensor:
+    """The number 1 on a device."""
+    import torch
+
+    return torch.ones((), device=device)
+
+
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    """How often each tensor was changed in place, which autograd of torch 2.15 counts."""
+    return [tensor._version for tensor in tensors]
 
 
 def add_ddp_options(strategy: "DDPStrategy", options: Mapping[str, Any]) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from samestep.errors import ConfigError
@@ -327,12 +326,6 @@ def shard_like(value: Any, target: Any) -> Any:
 def parameters_of(optimizer: Optimizer) -> list[Any]:
     """The parameters of an optimizer, in the order in which its state counts them."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def norm_of(gradients: list[Tensor]) -> Tensor:
-    """The L2 norm of all gradients; every rank must call this if they are sharded."""
-    norm = get_total_norm(gradients)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def class_of(thing: object) -> type:

@@ -1,0 +1,39 @@
+"""Values that a GPU computes: the process asks for them later, instead of waiting in each step.
+
+Functions and not attributes of a tensor, so that a test without a GPU can go the way of one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def is_at_hand(tensor: Tensor) -> bool:
+    """Whether its values can be read at once, because no device is still computing them."""
+    return tensor.is_cpu
+
+
+def is_on_gpu(tensor: Tensor) -> bool:
+    """Whether its values can be copied while this process goes on, which needs CUDA."""
+    return tensor.is_cuda
+
+
+class Copy(NamedTuple):
+    """Numbers on their way from a GPU."""
+
+    values: Tensor
+    """In memory of the process; valid when the event is reached."""
+    event: Any
+
+
+def start_copy(values: Sequence[Tensor]) -> Copy:
+    """Copy numbers of 64 bits from a GPU, all at once: each copy takes as long as a kernel."""
+    stacked = torch.stack([*values])
+    # Only to pinned memory a copy runs beside the process.
+    copied = torch.empty(len(values), dtype=torch.float64, pin_memory=True)
+    copied.copy_(stacked, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(stacked.device))
+    return Copy(copied, event)
