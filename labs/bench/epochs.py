@@ -85,7 +85,7 @@ def loop(
             for images, labels in val:
                 (net(images).argmax(1) == labels).sum().item()
         seconds.append(time.perf_counter() - start)
-    return {"value": median(seconds[1:]), "curve": mean_over_ranks(losses)}
+    return {"value": median(seconds[1:] or seconds), "curve": mean_over_ranks(losses)}
 
 
 def bare(task: str, *more: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def bare(task: str, *more: str) -> dict[str, Any]:
             batch = images[ids]
             if is_augmented:
                 place = Slice(ids, epoch, number, begin, batch_size)
-                batch = normalize(data.augment(batch, place))
+                batch = normalize(data.augment.change(batch, place))
             yield batch, labels[ids]
 
     net = model.net.to(device)

@@ -46,6 +46,7 @@ TASKS = {
     "growth": Task(LINEAR, 51),
     "tiny": Task([*CPU, *MNIST], images=(640, 60)),
     "mnist": Task([*CPU, *MNIST], 3, (55_000, 5_000)),
+    "operations": Task([*CPU, *CIFAR, *CNN, "data.global_batch_size=4"], 1, (640, 40)),
     "cifar": Task([*CPU, *CIFAR, *CNN], images=(10_000, 2_000)),
     "gpu-guide": Task(["trainer=gpu", *CIFAR, *CNN], 10, (50_000, 5_000)),
     "gpu-resnet": Task(

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from library.tests.kit import Net, Normalized, batches, fit, on_ranks
 from samestep.callbacks.loss_guard import LossGuard
-from samestep.callbacks.receipts import LossesOnDevice, Pending, Receipts, tolerance_of
+from samestep.callbacks.receipts import COPY_EVERY, LossesOnDevice, Pending, Receipts, tolerance_of
 from samestep.run import receipts, record
 from samestep.run.receipts import Receipt
 
@@ -333,21 +333,26 @@ def test_losses_on_a_gpu_are_copied_together_and_nothing_waits_for_them(
     monkeypatch.setattr(torch, "empty", lambda num, dtype, pin_memory: zeros(num, dtype=dtype))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    device = LossesOnDevice()
     arrived: list[Pending] = []
-    for step in range(1, 41):
+    clock = SimpleNamespace(perf_counter=lambda: 0.0)
+    monkeypatch.setattr("samestep.callbacks.receipts.time", clock)
+    device = LossesOnDevice()
+    for step in range(1, 2 * COPY_EVERY + 11):
         pending = Pending(Receipt(0, step, 1, None, None), step)
         device.add(pending, torch.tensor(step / 2, dtype=torch.float64))
         arrived += device.take_arrived()
         # The device is slow, and then has done all it got.
-        Event.num_reached = 0 if step < 20 else Event.num_made
+        Event.num_reached = 0 if step < COPY_EVERY + 20 else Event.num_made
     assert Event.num_waits == 0
+    assert Event.num_made == 2
+    # Steps that take long: none waits for others.
+    clock.perf_counter = lambda: 10.0
+    device.add(Pending(Receipt(0, step + 1, 1, None, None), step + 1), torch.tensor(55.5).double())
+    assert Event.num_made == 3
     arrived += device.take_all()
     assert Event.num_waits > 0
-    assert [pending.step for pending in arrived] == list(range(1, 41))
-    assert [pending.receipt.loss for pending in arrived] == [n / 2 for n in range(1, 41)]
-    # One for the first batch, then one for sixteen, and one for each where the device keeps up.
-    assert Event.num_made < 30
+    assert [pending.step for pending in arrived] == list(range(1, step + 2))
+    assert [pending.receipt.loss for pending in arrived] == [n / 2 for n in range(1, step + 2)]
 
 
 def test_slices_of_measured_ranks_are_compared_within_an_epoch(tmp_path: Path):

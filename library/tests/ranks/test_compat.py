@@ -5,6 +5,7 @@ import os
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import lightning as L
 import lightning.fabric
@@ -181,12 +182,19 @@ class ClippedByItself(Clipped):
         self.clip_gradients(optimizer, gradient_clip_val=1e-3, gradient_clip_algorithm="norm")
 
 
-@pytest.mark.parametrize(("module", "value"), [(Clipped, 1e-3), (ClippedByItself, None)])
-def test_16_mixed_clips_the_gradients_of_a_fused_optimizer(
-    tmp_path: Path, module: type[Clipped], value: float | None
+@pytest.mark.parametrize(
+    ("module", "value", "precision"),
+    [
+        (Clipped, 1e-3, "16-mixed"),
+        (ClippedByItself, None, "16-mixed"),
+        (Clipped, 1e-3, "bf16-mixed"),
+    ],
+)
+def test_mixed_precision_clips_the_gradients_of_a_fused_optimizer(
+    tmp_path: Path, module: type[Clipped], value: float | None, precision: Any
 ):
     """Its scaler is the one of a GPU. Gradients that are clipped before would hardly move it."""
-    options = {"gradient_clip_val": value, "plugins": [MixedPrecision("16-mixed", "cpu")]}
+    options = {"gradient_clip_val": value, "plugins": [MixedPrecision(precision, "cpu")]}
     (run,) = fit(tmp_path, module, callbacks=lambda: [LossGuard(8)], **options)
     assert len(run.module.moved) == 8
     assert max(run.module.moved) == pytest.approx(1e-3, rel=0.01)
