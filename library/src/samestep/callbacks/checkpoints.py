@@ -34,10 +34,11 @@ from samestep.ranks.compat import callbacks_of, read_saver, set_saver
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, record, replication, shards
-from samestep.run.checkpoint import AtomicCheckpointIO, DryRun
+from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun
 from samestep.run.files import link_file
 from samestep.run.manifest import Manifest, verify
 from samestep.run.record import Record
+from samestep.run.weights import explain_loading, find_unloadable
 
 log = logging.getLogger(__name__)
 
@@ -157,15 +158,7 @@ class Checkpoints(Checkpoint):
         self._checkpoint_io = trainer.strategy.checkpoint_io  # type: ignore[assignment]
         self._checkpoint_io.folder = self.folder
         self._checkpoint_io.resumes = stage == "fit"
-        # The shapes of an earlier `fit` may be those of another module.
-        self._checkpoint_io.shapes = {}
-        if stage != "fit":
-            return
-        # A module that loads loosely may save other weights than it has.
-        weights = pl_module.state_dict() if pl_module.strict_loading else {}
-        for name, value in weights.items():
-            if isinstance(value, Tensor):
-                self._checkpoint_io.shapes[name] = value.shape
+        explain_loading(trainer, f"Use the configuration that it was trained with, or {NEW_RUN}")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find what could not be saved, and end at once if early stopping had ended this run."""
@@ -351,8 +344,12 @@ class Checkpoints(Checkpoint):
         checkpoint_io.dry_run = DryRun()
         # Should the strategy write files itself, this name is not taken for a checkpoint.
         trainer.save_checkpoint(self.folder / ".trial.ckpt")
+        dry_run = checkpoint_io.dry_run
+        if dry_run.content and dry_run.problem is None:
+            dry_run.problem = find_unloadable(trainer.lightning_module, dry_run.content)
+        dry_run.content = {}
         # Rank zero writes, and every rank must know what it has found.
-        dry_run = trainer.strategy.broadcast(checkpoint_io.dry_run)
+        dry_run = trainer.strategy.broadcast(dry_run)
         checkpoint_io.dry_run = None
         if not dry_run.was_reached:
             raise ConfigError(

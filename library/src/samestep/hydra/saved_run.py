@@ -54,7 +54,10 @@ def load_run(
         # The run names the URL, the files and the folder, so it could write anything anywhere.
         data.download = False
     try:
-        model.load_state_dict(state["state_dict"])
+        # As Lightning loads it: a module may save a part of its weights only.
+        if is_overridden("on_load_checkpoint", model, L.LightningModule):
+            model.on_load_checkpoint(state)
+        model.load_state_dict(state["state_dict"], strict=model.strict_loading)
         # Lightning saves the state of a DataModule under the name of its class, if it has any.
         data_state = state.get(type(data).__qualname__)
         if data_state:

@@ -19,6 +19,7 @@ from samestep.ranks import environment
 if TYPE_CHECKING:
     import lightning as L  # takes seconds to import, and the agent needs none of it
     from lightning.pytorch.strategies import DDPStrategy
+    from torch import nn
 
 
 Kind = TypeVar("Kind")
@@ -68,6 +69,20 @@ def leave_signals_to_us(trainer: "L.Trainer") -> None:
     """
     ours: Any = trainer
     ours._signal_connector.register_signal_handlers = lambda: None
+
+
+def saved_tensors(module: "nn.Module") -> dict[str, Tensor]:
+    """What torch expects of a ``state_dict``: parameters and persistent buffers, by their names.
+
+    A module's own ``state_dict`` may leave some out. torch 2.15 says in no public attribute which
+    buffers are persistent.
+    """
+    found: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set:
+                found[f"{prefix}.{name}" if prefix else name] = buffer
+    return found
 
 
 SAVER_STATE = "_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation"

@@ -76,6 +76,7 @@ class DryRun:
     was_reached: bool = False
     problem: str | None = None
     left_out: list[str] = field(default_factory=list)
+    content: dict[str, Any] = field(default_factory=dict)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -87,8 +88,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: dict[str, torch.Size] = {}
-        """Shapes of the model's tensors, which a checkpoint must have; empty: not checked."""
         self.resumes = True
         """Whether a checkpoint that is loaded continues a run; otherwise its weights are enough."""
         self.folder: Path | None = None
@@ -213,6 +212,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self.dry_run.was_reached = True
             self.dry_run.problem = problem
             self.dry_run.left_out = left_out
+            self.dry_run.content = checkpoint
         elif problem:
             raise CheckpointError(f"{problem} The checkpoints before it are intact.")
         return checkpoint
@@ -223,28 +223,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Callable[..., Any] | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint, tensors and numbers only, if it fits the model."""
+        """Read a checkpoint, tensors and numbers only."""
         path = Path(path)
         if self.resumes:
-            checkpoint = load(path, NEEDED_TO_RESUME, self.assemble)
-        elif is_of_lightning(path):
-            checkpoint = _read_dict(path, ("state_dict",))
-        else:
-            checkpoint = load(path, assemble=self.assemble)
-        weights = checkpoint["state_dict"]
-        for name, shape in self.shapes.items():
-            if name not in weights:
-                why = f"it has no {name}"
-            elif weights[name].shape != shape:
-                found = list(weights[name].shape)
-                why = f"{name} has the shape {found} instead of {list(shape)}"
-            else:
-                continue
-            raise ConfigError(
-                f"{path} does not fit this model: {why}. Use the configuration "
-                f"that it was trained with, or {NEW_RUN}"
-            )
-        return checkpoint
+            return load(path, NEEDED_TO_RESUME, self.assemble)
+        if is_of_lightning(path):
+            return _read_dict(path, ("state_dict",))
+        return load(path, assemble=self.assemble)
 
 
 def load(

@@ -1,0 +1,117 @@
+"""Whether the weights in a checkpoint fit a model; its own ``load_state_dict`` decides."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from samestep.errors import ConfigError
+from samestep.ranks import compat, forked
+
+TRIAL_S = 60.0  # for an attempt to load weights; an ordinary model never needs one
+REJECTED = "Error(s) in loading state_dict"  # how an error of torch begins
+
+
+def explain_loading(trainer: L.Trainer, remedy: str) -> None:
+    """Let the strategy say in one message where weights do not fit, and what to do: ``remedy``."""
+    strategy: Any = trainer.strategy
+    if "load_model_state_dict" in vars(strategy):
+        return
+    load = strategy.load_model_state_dict
+
+    def load_or_explain(checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        try:
+            load(checkpoint, strict=strict)
+        except RuntimeError as error:
+            if not str(error).startswith(REJECTED):
+                raise
+            misfit = find_misfit(checkpoint["state_dict"], trainer.lightning_module)
+            why = misfit or condense(str(error))
+            path = trainer.ckpt_path
+            raise ConfigError(f"{path} does not fit this model: {why}. {remedy}") from error
+
+    strategy.load_model_state_dict = load_or_explain
+
+
+def find_unloadable(model: L.LightningModule, checkpoint: dict[str, Any]) -> str | None:
+    """Why a model could not load a checkpoint that it has just made, as a message; None if it can.
+
+    Hooks that save the trainable weights only are many, and Lightning finds out when the run is to
+    continue. The weights themselves are those that the model has, so to load them changes nothing;
+    but hooks of the user may have effects, so that they are called in a fork.
+    """
+    misfit = find_misfit(checkpoint.get("state_dict") or {}, model)
+    if misfit is None:
+        return None
+    why = try_to_load(model, checkpoint) if can_try(model) else judge(model, misfit)
+    if why is None:
+        return None
+    name = type(model).__name__
+    return (
+        f"{name} could not load its own checkpoints, so the run could not continue: {why}. Save "
+        "all weights in on_save_checkpoint, or restore them in on_load_checkpoint; or set "
+        f"self.strict_loading = False in {name}.__init__, if it has the others from elsewhere"
+    )
+
+
+def can_try(model: nn.Module) -> bool:
+    """Whether a fork of this process can load weights: a fork has no GPU, and no other ranks."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return forked.can_fork() and all(is_whole_on_cpu(tensor) for tensor in tensors)
+
+
+def is_whole_on_cpu(tensor: Tensor) -> bool:
+    """Whether a tensor is in the memory of this process, all of it."""
+    return tensor.device.type == "cpu" and not hasattr(tensor, "full_tensor")
+
+
+def try_to_load(model: L.LightningModule, checkpoint: dict[str, Any]) -> str | None:
+    """Load a checkpoint as Lightning does, in a fork; why that fails, or None."""
+
+    def load() -> None:
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"], strict=model.strict_loading)
+
+    try:
+        forked.call_in_fork(load, TRIAL_S)
+    except forked.ForkTimeout:
+        return None
+    except forked.ForkError as error:
+        # Another error may come from the fork: then nothing is known.
+        _, found, text = str(error).partition(REJECTED)
+        if found:
+            return find_misfit(checkpoint["state_dict"], model) or condense(text)
+    return None
+
+
+def judge(model: L.LightningModule, misfit: str) -> str | None:
+    """The misfit, unless code of the user may mend it when the checkpoint is loaded."""
+    mends = is_overridden("on_load_checkpoint", model, L.LightningModule)
+    decides = is_overridden("load_state_dict", model, L.LightningModule)
+    return None if mends or decides or not model.strict_loading else misfit
+
+
+def find_misfit(weights: Mapping[str, Any], model: nn.Module) -> str | None:
+    """The first difference between saved weights and those of a model, as a clause."""
+    expected = compat.saved_tensors(model)
+    for name, tensor in expected.items():
+        if name not in weights:
+            return f"it has no {name}"
+        if is_lazy(tensor) or is_lazy(weights[name]):
+            continue
+        found = weights[name].shape
+        if found != tensor.shape:
+            return f"{name} has the shape {list(found)} instead of {list(tensor.shape)}"
+    for name in weights:
+        if name not in expected:
+            return f"the model has no {name}"
+    return None
+
+
+def condense(text: str) -> str:
+    """The reasons in an error of torch, without its line breaks."""
+    _, _, reasons = text.partition("\n")
+    return " ".join(reasons.split()).rstrip(".")
