@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.tuner import Tuner
 
 from library.tests.kit import Net, batches, check_same, fit, rows, weights
 from library.tests.programs import environment, free_port, run, run_code, run_ranks
@@ -369,6 +371,33 @@ def test_the_saver_of_a_run_has_the_attributes_of_lightnings(tmp_path: Path):
     saver = part.trainer.checkpoint_callback
     assert saver.best_model_path == saver.last_model_path == str(saver.last)
     assert (saver.best_model_score, saver.best_k_models) == (None, {})
+
+
+def find_rate(model: L.LightningModule, trainer: L.Trainer) -> None:
+    Tuner(trainer).lr_find(model, batches(), num_training=30, early_stop_threshold=None)
+
+
+def test_a_tuner_is_one_line_and_its_remedy_continues(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    trainer = Trainer(run_dir=run_dir, accelerator="cpu", enable_progress_bar=False)
+    with pytest.raises(ConfigError, match=r"^Tuner.lr_find: is not supported .*lightning.Trainer"):
+        find_rate(Rated(), trainer)
+    with pytest.raises(ConfigError, match=r"^Tuner.scale_batch_size: is not supported"):
+        Tuner(trainer).scale_batch_size(Rated(), dataloaders=batches(), method="validate")
+    assert not run_dir.exists()
+
+    def tuned() -> Rated:
+        model = Rated()
+        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+        find_rate(model, L.Trainer(accelerator="cpu", **quiet))
+        assert model.hparams["lr"] != 0.01
+        return model
+
+    with warnings.catch_warnings():
+        # Of Lightning's own Trainer.
+        warnings.simplefilter("ignore")
+        fit(run_dir, tuned, max_epochs=1)
+        fit(run_dir, tuned)
 
 
 CONTRADICTIONS = {

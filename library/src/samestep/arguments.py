@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    EarlyStopping,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ProgressBar,
+)
 from lightning.pytorch.loggers import Logger
 
 from samestep.callbacks.checkpoints import Checkpoints, place_model_checkpoint
@@ -45,6 +51,26 @@ def check_options(options: Mapping[str, Any]) -> None:
     strategies.check(options["strategy"])
     if options["mode"] not in ("min", "max"):
         raise ConfigError(f"{setting('mode', options['mode'])}: must be min or max")
+
+
+TUNERS: dict[type[L.Callback], str] = {
+    LearningRateFinder: "lr_find",
+    BatchSizeFinder: "scale_batch_size",
+}
+"""The callbacks that methods of Lightning's Tuner add to a Trainer, and the methods."""
+
+
+def check_tuner(callbacks: list[L.Callback]) -> None:
+    """Raise a ConfigError if Lightning's Tuner calls the Trainer: a run must not begin then."""
+    for kind, method in TUNERS.items():
+        for callback in of_kind(callbacks, kind):
+            # The Tuner would leave it there after an error, which a notebook survives.
+            callbacks.remove(callback)
+            raise ConfigError(
+                f"Tuner.{method}: is not supported with samestep.Trainer: it trains before the run "
+                "begins, and again each time the run resumes; call it before, with another "
+                f"Trainer: Tuner(lightning.Trainer()).{method}(model, ...)"
+            )
 
 
 def check_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:

@@ -337,6 +337,7 @@ class Trainer(L.Trainer):
         try:
             with distributed_session(self.spec.accelerator, self.spec.timeout_s):
                 run_dirs.check_same(self.spec.run_dir)
+                arguments.check_tuner(self.callbacks)  # type: ignore[attr-defined]
                 yield
         finally:
             # Lightning tears down no callback after an error, which a notebook survives.

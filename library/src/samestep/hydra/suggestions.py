@@ -37,7 +37,7 @@ def find_other_name(key: str, known: Container[str]) -> str | None:
 def is_probably(word: str, key: str) -> bool:
     """Whether ``word`` may be a typo or a part of the name ``key``, and not another name.
 
-    ``hidden_size`` is no typo of ``image_size``, although most of their letters are the same.
+    ``hidden_size`` is no typo of ``block_size``, although half of their letters are the same.
     """
     typed, known = _last_part(word.lower()).split("_"), _last_part(key.lower()).split("_")
     only_typed = [part for part in typed if part not in known]
