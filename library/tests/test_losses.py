@@ -232,6 +232,39 @@ class Queue(Model):
         return loss
 
 
+class Codebook(Model):
+    """Moves the codes towards the samples that are next to them, as VQ-VAE does."""
+
+    def __init__(self) -> None:
+        super().__init__(plain)
+        self.register_buffer("codes", torch.eye(3, 4, dtype=torch.float64))
+        self.register_buffer("sizes", torch.ones(3, dtype=torch.float64))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        nearest = torch.cdist(x, self.codes).argmin(1)
+        loss = self.loss(self.net(x + self.codes[nearest]), x, y)
+        with torch.no_grad():
+            chosen = F.one_hot(nearest, 3).to(x)
+            self.sizes.mul_(0.9).add_(chosen.sum(0), alpha=0.1)
+            self.codes.mul_(0.9).add_(chosen.T @ x / self.sizes[:, None], alpha=0.1)
+        return loss
+
+
+class Augmented(Model):
+    """Draws random numbers when its batch is on the device, as kornia's users do."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]]
+
+
+class Converts(Model):
+    """Changes its batch there, and draws nothing."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return [2 * batch[0], batch[1]]
+
+
 def ordinary() -> Any:
     """Batches of 9, which two ranks cannot share equally; the last has 6."""
     return DataLoader(make_data(), batch_size=9, shuffle=True)
@@ -276,6 +309,7 @@ def train_all(folder: str, num: int) -> None:
     for name, (loss, data, options) in RUNS.items():
         train(name, Model(loss), data(), **options)
     train("queue, gathered", Queue(True), ordinary())
+    train("converted", Converts(plain), ordinary())
     if num == 1:
         train("whole", Model(class_weights), whole())
         return
@@ -287,6 +321,8 @@ def train_all(folder: str, num: int) -> None:
     train("allowed", Model(naive_sum, nn.Dropout(0.5)), ordinary(), allow=ALL[:2])
     train("by hand", Gan(plain), ordinary())
     train("queue", Queue(False), ordinary())
+    train("codebook", Codebook(), ordinary())
+    train("augmented", Augmented(plain), ordinary())
     train("checked", Curious(), ordinary())
     train("unchecked", Curious(), ordinary(), allow=ALL)
     train("sharded", Model(naive_ignore), ordinary(), strategy="fsdp")
@@ -321,7 +357,7 @@ def difference(ours: Path, theirs: Path) -> float:
     return largest
 
 
-@pytest.mark.parametrize("name", [*RUNS, "queue, gathered"])
+@pytest.mark.parametrize("name", [*RUNS, "queue, gathered", "converted"])
 def test_two_ranks_take_the_steps_of_one(trained, name: str):
     (one, _), (two, said) = trained[1], trained[2]
     assert difference(two / name, one / name) < 1e-12
@@ -351,6 +387,8 @@ def test_accumulated_batches_have_one_denominator(trained, num: int):
         ("batch norm", "batch norm (net.1) normalizes each slice"),
         ("dropout", "random numbers of its own in a training step (net.1)"),
         ("queue", "queue by the samples"),
+        ("codebook", "codes, sizes by the samples"),
+        ("augmented", "in a training step (in a hook that moves the batch to the device)"),
     ],
 )
 def test_what_makes_other_steps_is_named_before_the_first(trained, name: str, says: str):

@@ -14,6 +14,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from samestep.callbacks.notes import join_names, print_note
+from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.step_probe import (
     BATCH_NORMS,
     TIMEOUT_S,
@@ -84,7 +85,8 @@ class LossCheck(L.Callback):
     Before the first step of a process the loss of a slice is computed as a whole, and as the mean
     of its parts, as ranks would. If they differ, the loss is no mean over the samples, and a note
     names the remedy. So it does for layers that normalize by the batch, and for random numbers,
-    which each rank draws for itself. A batch that is cut for accumulation is checked too.
+    which each rank draws for itself, in the step or while the batch is moved. A batch that is cut
+    for accumulation is checked too.
 
     Everything is computed in a fork of this process, on the CPU, from at most ``MAX_SAMPLES``
     samples: no attribute, metric, buffer, generator or log of the run changes. It is left out where
@@ -119,7 +121,11 @@ class LossCheck(L.Callback):
         lengths = lengths_of_slices(trainer, batch_idx)
         if lengths is None or set(KNOWN_DIFFERENCES).issubset(self.allow):
             return
+        # First of all, because the check itself might draw some.
+        is_augmented = draws_while_moved(trainer, batch_idx)
         own = self._find(trainer, pl_module, batch, lengths, batch_idx)
+        if is_augmented:
+            own.append(Finding(RANDOM, " (in a hook that moves the batch to the device)"))
         found: dict[str, Finding] = {}
         # All ranks look at slices of their own: more samples show more.
         for findings in process_group.gather(own):
@@ -161,6 +167,13 @@ class LossCheck(L.Callback):
                 # check must not end a run that would have trained.
                 log.info("The loss is not checked", exc_info=True)
         return []
+
+
+def draws_while_moved(trainer: L.Trainer, batch_idx: int) -> bool:
+    """Whether hooks such as ``on_after_batch_transfer`` have drawn numbers that ranks draw too."""
+    # The check itself begins with a batch that has been moved.
+    seeds = compat.callbacks_of(trainer, SeedSteps)
+    return trainer.world_size > 1 and any(each.has_drawn(trainer, batch_idx) for each in seeds)
 
 
 def gather_slices(batch: Any) -> list[Any]:
