@@ -112,6 +112,27 @@ def test_a_wrong_monitor_is_found_before_the_first_step(tmp_path: Path):
         assert not (tmp_path / "run").exists()
 
 
+class KnowsSanityChecks(Scores):
+    """Logs another metric in the sanity check."""
+
+    def validation_step(self, batch, batch_idx):
+        stage = "sanity" if self.trainer.sanity_checking else "val"
+        self.log(f"{stage}/score", 1.0)
+
+
+def test_metrics_of_the_sanity_check_are_no_candidates(tmp_path: Path):
+    options: dict[str, Any] = {"num_sanity_val_steps": 1, "max_epochs": 1}
+
+    def make() -> Scores:
+        return KnowsSanityChecks(1.0)
+
+    (part,) = fit(tmp_path / "right", make, monitor="val/score", **options)
+    assert part.trainer.global_step == 4
+    # A wrong one is found by the first validation of its own.
+    with pytest.raises(ConfigError, match=r"^monitor=val/scores: the run logs .*val/score$"):
+        fit(tmp_path / "wrong", make, monitor="val/scores", **options)
+
+
 def test_a_monitor_of_training_is_not_rejected(tmp_path: Path):
     (part,) = fit(tmp_path, scores, monitor="train_loss", num_sanity_val_steps=1)
     assert part.trainer.global_step == 8

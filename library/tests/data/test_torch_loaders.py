@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from library.tests.kit import Net, Place, batches, check_exact, fit, on_ranks
 from samestep.data.loader import BatchLoader
-from samestep.data.torch_loaders import ResumableBatches, SeededIndices
+from samestep.data.torch_loaders import ResumableBatches, SeededIndices, draws_in_collation
 from samestep.errors import ConfigError, RunError
 
 PLACES: list[Place] = [(0, 1), (1, 0), (1, 2)]
@@ -253,3 +253,28 @@ def test_a_batch_sampler_keeps_its_attributes():
     batches = ResumableBatches(DataLoader(Noisy(), 4, drop_last=True).batch_sampler, 0)
     assert (len(batches), batches.batch_size, batches.drop_last) == (4, 4, True)
     assert [[*ids] for ids in copy.copy(batches)][1] == [4, 5, 6, 7]
+
+
+def mix(samples):
+    return torch.stack(samples) * np.random.beta(1, 1)
+
+
+def test_a_collation_that_draws_is_found():
+    data = torch.arange(8.0)
+    kinds = {
+        True: [DataLoader(data, 4, collate_fn=mix), BatchLoader(data, 4, collate_fn=mix)],
+        False: [
+            DataLoader(data, 4),
+            DataLoader(data, 4, collate_fn=torch.stack),
+            # The data set draws, for each sample.
+            DataLoader(Noisy(), 4, collate_fn=lambda samples: torch.stack(samples)),
+            DataLoader(data[:1], 1, collate_fn=mix),
+            BatchLoader(data, 4),
+        ],
+    }
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    for draws, loaders in kinds.items():
+        for loader in loaders:
+            assert draws_in_collation(loader) is draws
+    torch.testing.assert_close(torch.get_rng_state(), before)

@@ -95,6 +95,11 @@ class MonitorCheck(L.Callback):
     def __init__(self, monitors: Mapping[str, str]) -> None:
         self.monitors = dict(monitors)
 
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find out whether the module logs something else in this first validation."""
+        compat.watch_sanity_checks()
+        vars(trainer)["module_knows_sanity_checks"] = False
+
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Reject the monitors that validation does not log.
 
@@ -102,8 +107,9 @@ class MonitorCheck(L.Callback):
             ConfigError: with the metrics that it logs, and the most likely one.
         """
         logged = sorted(trainer.callback_metrics)
-        # Some models log nothing in this first validation, which says nothing about later ones.
-        if not logged:
+        # Some models log nothing in this first validation, or other metrics, which says nothing
+        # about later ones. ``Checkpoints`` rejects a wrong monitor after the first epoch then.
+        if not logged or vars(trainer).get("module_knows_sanity_checks"):
             return
         monitors = dict(self.monitors)
         for config in trainer.lr_scheduler_configs:

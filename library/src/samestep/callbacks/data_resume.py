@@ -18,6 +18,7 @@ from samestep.data.seeds import mix_seed, seed_all, seed_sample
 from samestep.data.torch_loaders import (
     ResumableBatches,
     are_split,
+    draws_in_collation,
     iterates_as_torch,
     resumable,
     unwrap,
@@ -66,6 +67,10 @@ NOTE_ON_STATES_OF_RANKS = (
 NOTE_ON_SLICES = (
     "Note: the data set draws random numbers for whole batches, so they depend on the number of "
     "ranks. BatchLoader(..., collate_fn=default_collate) draws them for each sample:"
+)
+NOTE_ON_COLLATION = (
+    "Note: a collate_fn draws random numbers for whole batches, so they depend on the number of "
+    "ranks. A transform of the data set draws them for each sample:"
 )
 
 
@@ -173,6 +178,11 @@ class DataResume(L.Callback):
         exact = find_batch_loaders(trainer.train_dataloader)
         if has_several_ranks and any(map(BatchLoader.draws_by_slice, exact)):
             yield f"{NOTE_ON_SLICES} docs/contract.md"
+        # Without a split each rank has batches of its own, which another note says.
+        loaders = find_loaders(trainer.train_dataloader)
+        split = [loader for loader in loaders if loader in exact or are_split([loader])]
+        if has_several_ranks and any(map(draws_in_collation, split)):
+            yield f"{NOTE_ON_COLLATION} docs/contract.md"
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data at the start of a new epoch."""

@@ -9,14 +9,18 @@ Random numbers are seeded before each batch is read, by this process or by a loa
 they do not depend on what was read or trained before.
 """
 
+import copy
+import random
 from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from samestep.data.sampler import RankIndices, SplitBatches, WrappedBatches
-from samestep.data.seeds import mix_seed, seed_sample
+from samestep.data.seeds import isolated_rng, mix_seed, seed_sample
 from samestep.ranks import environment
 
 
@@ -149,3 +153,33 @@ def unwrap(loader: Any) -> None:
     """
     while isinstance(getattr(loader, "batch_sampler", None), ResumableBatches | SplitBatches):
         vars(loader)["batch_sampler"] = loader.batch_sampler.batches
+
+
+def draws_in_collation(loader: Any) -> bool:
+    """Whether the ``collate_fn`` of a loader draws random numbers; it reads two samples for that.
+
+    It has the samples of one slice only, and draws other numbers for another slice.
+    """
+    slices = getattr(loader, "slices", None)
+    collate = loader.collate_fn if slices is None else slices.collate_fn
+    # torch's own draw nothing; without one the data set makes the batch.
+    if collate is None or getattr(collate, "__module__", "").startswith("torch."):
+        return False
+    with isolated_rng():
+        try:
+            # A copy, because a data set may count what it reads.
+            data = copy.copy(loader.dataset)
+            samples = [data[0], data[1]]
+            seed_sample(0)
+            untouched = draw()
+            seed_sample(0)
+            collate(samples)
+        except Exception:
+            # Such as a data set without these indices, whose error the first batch would raise too.
+            return False
+        return draw() != untouched
+
+
+def draw() -> tuple[float, ...]:
+    """A number of each global generator, which tells whether another one was drawn before."""
+    return torch.rand(()).item(), np.random.rand(), random.random()

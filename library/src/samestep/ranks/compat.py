@@ -5,6 +5,7 @@ canary test in library/tests, which fails when the other library has changed; py
 the versions from above.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -252,6 +253,31 @@ def unused_parameters(model: Any) -> ConfigError:
         f"waits for them: {shown or 'their gradients are those of earlier steps'}; use "
         f"{setting('strategy', 'ddp_find_unused_parameters_true')}"
     )
+
+
+@cache  # once in a process, which may have several runs
+def watch_sanity_checks() -> None:
+    """Let a Trainer know whether a module has asked it if this is the sanity check.
+
+    Lightning 2.6 has one public property for that, and asks it itself. What such a module does in
+    the sanity check says nothing about its validations.
+    """
+    import lightning as L
+
+    asked: Any = L.Trainer.sanity_checking
+
+    def is_sanity_check(trainer: L.Trainer) -> bool:
+        is_checking = bool(asked.fget(trainer))
+        if is_checking:
+            asker = sys._getframe(1)
+            package = asker.f_globals.get("__name__", "").partition(".")[0]
+            # Callbacks log for themselves, and a progress bar asks in each run.
+            is_callback = isinstance(asker.f_locals.get("self"), L.Callback)
+            if package not in ("lightning", "samestep") and not is_callback:
+                vars(trainer)["module_knows_sanity_checks"] = True
+        return is_checking
+
+    L.Trainer.sanity_checking = property(is_sanity_check, asked.fset)  # type: ignore[method-assign, assignment]
 
 
 @cache  # once in a process, which may have several runs
