@@ -5,7 +5,7 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -16,21 +16,25 @@ from torchmetrics import Metric
 from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.state_codec import (
     LIBRARIES,
-    MISSING,
     NO_STORAGE,
     Decoder,
     Encoder,
+    LivingIds,
     Packed,
+    attribute_of,
+    base_attributes,
     fingerprint,
+    is_buffer,
     is_of_library,
     numbers_in,
     package_of,
+    set_attribute,
     storage_of,
 )
 from samestep.data.loaders import find_loaders, without_states
 from samestep.data.sampler import WrappedBatches
 from samestep.metrics import EpochMean
-from samestep.ranks import compat
+from samestep.ranks import compat, epoch_logs
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import class_of
 
@@ -67,8 +71,8 @@ class Snapshot:
     """Equal if the values are; false if there is nothing in it that could change."""
     kept: dict[str, Any] = field(default_factory=dict)
     """The values that can be kept."""
-    objects: set[int] = field(default_factory=set)
-    """The ids of what the kept values consist of."""
+    objects: dict[int, Any] = field(default_factory=dict)
+    """What the kept values consist of, by its id."""
 
     def keep(self, attribute: Attribute, of_data: set[int]) -> bool:
         """Add an attribute that can be kept; False if its value does not allow it.
@@ -133,7 +137,7 @@ class Attributes(L.Callback):
         self.lost: list[str] = []
         """What cannot be kept, such as ``Model.momentum``."""
         self._before: dict[str, Any] | None = None  # the fingerprints when training began
-        self._first: set[int] = set()  # the ids of what existed then
+        self._first = LivingIds()  # of what existed then
         self._changed: set[str] = set()
         self._saved: list[dict[str, Any]] = []  # of each rank, from a checkpoint
         self._unsaved_buffers: list[str] = []
@@ -165,7 +169,7 @@ class Attributes(L.Callback):
         self._num_compared = 0
         now = self._take_snapshot(trainer, pl_module)
         self._before = now.fingerprints
-        self._first = now.objects
+        self._first = LivingIds(now.objects.values())
         self._restore(trainer, pl_module)
         name_in_note(
             trainer,
@@ -345,25 +349,24 @@ def find_owners(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, A
 
 def attributes_of_part(name: str, part: nn.Module, world_size: int) -> Iterator[Attribute]:
     """The attributes of the module or of a part of it."""
-    # ``RankState`` saves metrics, and nets of torch only have parameters and buffers.
-    if isinstance(part, Metric | EpochMean) or is_of_library(part):
+    if isinstance(part, Metric):
+        # ``RankState`` saves what it counts in, which can be summed up over the ranks.
+        counts = base_attributes(Metric) | epoch_logs.counts_of(part)
+        yield from own_attributes(name, part, counts, can_be_kept=True)
+        return
+    # ``RankState`` saves these too, and nets of torch only have parameters and buffers.
+    if isinstance(part, EpochMean) or is_of_library(part):
         return
     # A part that overrides these hooks chooses its own state, but only rank zero saves it.
     if world_size == 1 and saves_itself(part):
         return
-    yield from own_attributes(name, part, base_attributes(), can_be_kept=True)
+    yield from own_attributes(name, part, base_attributes(L.LightningModule), can_be_kept=True)
 
 
 def saves_itself(part: nn.Module) -> bool:
     """Whether the class of a module overrides what a checkpoint holds of it."""
     base = L.LightningModule if isinstance(part, L.LightningModule) else nn.Module
     return any(getattr(type(part), hook, None) is not getattr(base, hook, None) for hook in SAVES)
-
-
-@cache
-def base_attributes() -> set[str]:
-    """The attributes that every module has."""
-    return set(vars(L.LightningModule()))
 
 
 def own_attributes(
@@ -433,21 +436,16 @@ def find_objects_of_data(trainer: L.Trainer, elsewhere: set[int]) -> set[int]:
                 # Only its ids count, so one byte of a tensor is enough.
                 encoder = Encoder(elsewhere, partial(fingerprint, max_bytes=1), MAX_NAMED)
                 encoder.encode(value)
-                found |= encoder.objects
+                found |= encoder.objects.keys()
     return found
-
-
-def is_buffer(owner: Any, attribute: str) -> bool:
-    """Whether ``attribute`` is a buffer of a module."""
-    return isinstance(owner, nn.Module) and attribute in dict(owner.named_buffers(recurse=False))
 
 
 def restore_attribute(owner: Any, attribute: str, encoded: Any, decoder: Decoder) -> bool:
     """Give one attribute its saved value; False if that is not possible."""
     try:
-        value = decoder.decode(getattr(owner, attribute, MISSING), encoded)
-        setattr(owner, attribute, value)
-    # The owner may be gone, and its own code, such as a property, may raise anything.
+        value = decoder.decode(attribute_of(owner, attribute), encoded)
+        set_attribute(owner, attribute, value)
+    # The owner may be gone, and code of its values may raise anything.
     except Exception:
         log.debug("%s of %s cannot be restored", attribute, type(owner).__name__, exc_info=True)
         return False

@@ -74,7 +74,7 @@ class RankState(L.Callback):
             logs, ended = {}, epoch_logs.logged_metric_ids(trainer)
         metrics = {}
         for name, metric in metrics_of(pl_module).items():
-            if metric.update_called and id(metric) not in ended:
+            if id(metric) not in ended and epoch_logs.has_counted(metric):
                 metrics[name] = epoch_logs.metric_state(metric)
         return {"logs": logs, "last_values": last_values, "metrics": metrics}
 

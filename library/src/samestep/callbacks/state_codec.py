@@ -6,16 +6,18 @@ arrays are packed elsewhere; an encoded value says where.
 """
 
 import ast
+import logging
 import random
 import sys
+import weakref
 import zlib
 from abc import ABC
 from argparse import Namespace
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from io import IOBase
 from itertools import chain, count, islice, repeat
 from types import FunctionType, MethodType, SimpleNamespace
@@ -26,7 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import Metric, MetricCollection
 
+from samestep.ranks import epoch_logs
 from samestep.ranks.sharded import class_of
 
 FRAMEWORKS = {"torch", "lightning", "samestep", "torchmetrics", "omegaconf"}
@@ -38,6 +42,8 @@ PLAIN = {type(None), bool, int, float, str}
 ITEMS = (list, tuple, deque, set, frozenset)
 NEW_ITEMS = {*ITEMS, dict, OrderedDict}  # containers that can be made from their items
 UNTRACKED = ("untracked", None)  # has no state, or a checkpoint holds it elsewhere
+log = logging.getLogger(__name__)
+
 Array = np.ndarray[Any, Any] | np.generic
 MISSING = object()  # there is no value that could be changed
 NO_STORAGE = -1
@@ -78,7 +84,7 @@ class Encoder:
         ignored: Collection[int],
         put: Callable[[Any], Any],
         limit: int,
-        first: Collection[int] = (),
+        first: Container[int] = (),
     ) -> None:
         self.ignored = ignored
         self.put = put
@@ -86,8 +92,8 @@ class Encoder:
         self.first = first
         self.is_complete = True
         """Whether ``Decoder`` restores everything that was encoded."""
-        self.objects: set[int] = set()
-        """The ids of what was found in the value."""
+        self.objects: dict[int, Any] = {}
+        """What was found in the value, by its id."""
         self._num_left = limit
 
     def encode(self, value: Any, depth: int = 0) -> Any:
@@ -96,13 +102,22 @@ class Encoder:
         # The exact type: a subclass, such as an IntEnum, must not become a plain number.
         if type(value) in PLAIN:
             return value
+        # Reading runs code of others: properties, lengths and comparisons may raise anything, and
+        # no run must end because its attributes are inspected.
+        try:
+            return self._encode(value, depth)
+        except Exception:
+            log.debug("%s cannot be read", type(value).__name__, exc_info=True)
+            return self._give_up()
+
+    def _encode(self, value: Any, depth: int) -> Any:
         if isinstance(value, complex | bytes):
             return "literal", repr(value)
         if isinstance(value, Enum):
             return "member", name_of(type(value)), value.name
         # Immutable constants may have several unrelated owners, which tells nothing.
         if not isinstance(value, tuple | frozenset | np.generic):
-            self.objects.add(id(value))
+            self.objects[id(value)] = value
         if id(value) in self.ignored or storage_of(value) in self.ignored:
             return UNTRACKED
         if depth > MAX_DEPTH or self._num_left < 0:
@@ -166,6 +181,27 @@ class Encoder:
     def _encode_state_dict(self, value: Any, depth: int) -> Any:
         return "state_dict", self._encode_apart(value.state_dict())
 
+    def _encode_module(self, module: nn.Module, depth: int) -> Any:
+        weights = {}
+        state = module.state_dict()
+        for name, value in state.items():
+            # The module may wrap a net that a checkpoint holds elsewhere.
+            if id(value) not in self.ignored and storage_of(value) not in self.ignored:
+                weights[name] = value
+        others: list[Any] = []
+        for path, part in find_parts(module):
+            if id(part) in self.ignored:
+                continue
+            for name, value in unsaved_attributes(part, path, state).items():
+                # A metric replaces its states, some of which it has in common with its defaults.
+                if isinstance(part, Metric):
+                    encoded = self._encode_apart(value)
+                else:
+                    encoded = self.encode(value, depth)
+                others.append([path, name, encoded])
+        is_whole = len(weights) == len(state)
+        return "module", is_whole, [self._encode_apart(weights), others]
+
     def _encode_function(self, function: Any, depth: int) -> Any:
         self._note_objects(function)
         return UNTRACKED
@@ -175,8 +211,10 @@ class Encoder:
         (np.ndarray, np.generic): _encode_array,
         (*ITEMS, dict): _encode_items,
         tuple(GENERATORS): _encode_generator,
-        # A net in a list or a callback, an optimizer that Lightning does not know.
-        (nn.Module, Optimizer, LRScheduler): _encode_state_dict,
+        # A net or a metric in a list or a callback.
+        nn.Module: _encode_module,
+        # An optimizer that Lightning does not know.
+        (Optimizer, LRScheduler): _encode_state_dict,
         (FunctionType, MethodType, partial): _encode_function,
     }
     """By the kinds of values; the first one that fits counts, and any other value is an object."""
@@ -214,15 +252,8 @@ class Encoder:
 
     def _note_objects(self, function: Any) -> None:
         """Note what a function, such as one of a data set, may change when it is called."""
-        if isinstance(function, partial):
-            self.objects.update(map(id, function.args))
-            self.objects.update(map(id, function.keywords.values()))
-            function = function.func
-        self.objects.add(id(getattr(function, "__self__", None)))
-        for cell in getattr(function, "__closure__", None) or ():
-            # Reading an empty cell raises.
-            with suppress(ValueError):
-                self.objects.add(id(cell.cell_contents))
+        for value in values_behind(function):
+            self.objects[id(value)] = value
 
     def _ends(self, items: Collection[Any]) -> Iterable[Any]:
         """The items; only the first and the last ones if there are too many."""
@@ -233,6 +264,39 @@ class Encoder:
         first = islice(items, NUM_ENDS)
         last = islice(items, len(items) - NUM_ENDS, None)
         return [*first, *last]
+
+
+class LivingIds:
+    """The ids of objects that still exist: Python gives the id of a dead one to another object."""
+
+    def __init__(self, objects: Iterable[Any] = ()) -> None:
+        self._find: dict[int, Callable[[], Any]] = {}
+        for value in objects:
+            try:
+                self._find[id(value)] = weakref.ref(value)
+            except TypeError:
+                # Such as a list, which is kept alive instead.
+                self._find[id(value)] = partial(lambda kept: kept, value)
+
+    def __contains__(self, number: object) -> bool:
+        find = self._find.get(number)  # type: ignore[call-overload]
+        return find is not None and find() is not None
+
+
+def values_behind(function: Any) -> list[Any]:
+    """What a function may change when it is called: its owner, its arguments, its closure."""
+    values = []
+    if isinstance(function, partial):
+        values += [*function.args, *function.keywords.values()]
+        function = function.func
+    owner = getattr(function, "__self__", None)
+    if owner is not None:
+        values.append(owner)
+    for cell in getattr(function, "__closure__", None) or ():
+        # Reading an empty cell raises.
+        with suppress(ValueError):
+            values.append(cell.cell_contents)
+    return values
 
 
 class Packed:
@@ -272,6 +336,7 @@ class Decoder:
             "items": self._decode_items,
             "literal": self._decode_literal,
             "member": self._decode_member,
+            "module": self._decode_module,
             "object": self._decode_object,
             "state_dict": self._decode_state_dict,
             "tensor": self._decode_tensor,
@@ -307,6 +372,19 @@ class Decoder:
 
     def _decode_state_dict(self, value: Any, state: Any) -> Any:
         self._keep(value).load_state_dict(self.decode(MISSING, state))
+        return value
+
+    def _decode_module(self, value: Any, is_whole: bool, encoded: Any) -> Any:
+        weights, others = encoded
+        parts = dict(find_parts(self._keep(value)))
+        # Such as a metric that makes its parts while it counts.
+        if any(path not in parts for path, _, _ in others):
+            raise CannotDecodeError
+        # In place, because an optimizer may have these weights.
+        value.load_state_dict(self.decode(MISSING, weights), strict=is_whole)
+        for path, name, item in others:
+            part = parts[path]
+            set_attribute(part, name, self.decode(attribute_of(part, name), item))
         return value
 
     def _bytes_at(self, place: list[int]) -> Tensor:
@@ -371,6 +449,75 @@ class Decoder:
             # A frozen dataclass rejects ordinary assignment.
             object.__setattr__(value, attribute, new)
         return value
+
+
+def find_parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The parts of a module by their names, with metrics that are up to date."""
+    for part in module.modules():
+        if isinstance(part, MetricCollection):
+            # Members with equal states update one of them only; reading them updates the others.
+            list(part.items(keep_base=True, copy_state=False))
+    return list(module.named_modules())
+
+
+def unsaved_attributes(part: nn.Module, path: str, saved: Collection[str]) -> dict[str, Any]:
+    """What a part of a module has beside its weights and buffers.
+
+    Args:
+        part: of the module.
+        path: of the part.
+        saved: the names in the ``state_dict`` of the module.
+    """
+    found = {}
+    for name, buffer in part.named_buffers(recurse=False):
+        if f"{path}.{name}".lstrip(".") not in saved:
+            found[name] = buffer
+    names = set[str]()
+    if isinstance(part, Metric):
+        names = vars(part).keys() - base_attributes(Metric) | epoch_logs.counts_of(part)
+    elif not is_of_library(part):
+        names = vars(part).keys() - base_attributes(nn.Module)
+    # Sorted, because encoded values are compared as text.
+    for name in sorted(names):
+        found[name] = attribute_of(part, name)
+    return found
+
+
+class PlainMetric(Metric):
+    """Has the attributes of every metric."""
+
+    def update(self) -> None:
+        """Count nothing."""
+
+    def compute(self) -> None:
+        """Compute nothing."""
+
+
+@cache
+def base_attributes(kind: type[nn.Module]) -> set[str]:
+    """The attributes that every module of this kind has."""
+    return set(vars(PlainMetric() if kind is Metric else kind()))
+
+
+def attribute_of(owner: Any, name: str) -> Any:
+    """An attribute of an object, or a buffer of a module; else ``MISSING``."""
+    if is_buffer(owner, name):
+        return owner.get_buffer(name)
+    return vars(owner).get(name, MISSING)
+
+
+def set_attribute(owner: Any, name: str, value: Any) -> None:
+    """Give an attribute or a buffer another value."""
+    if is_buffer(owner, name):
+        setattr(owner, name, value)
+    else:
+        # A module would register a net that was hidden from it, and a metric rejects some names.
+        vars(owner)[name] = value
+
+
+def is_buffer(owner: Any, name: str) -> bool:
+    """Whether ``name`` is a buffer of a module."""
+    return isinstance(owner, nn.Module) and name in dict(owner.named_buffers(recurse=False))
 
 
 def has_room(value: Any, new: Tensor | Array) -> bool:

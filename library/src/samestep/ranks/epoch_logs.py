@@ -352,6 +352,27 @@ def metric_state(metric: "Metric") -> dict[str, Any]:
     return {"count": metric.update_count, "states": move_data_to_device(metric.metric_state, "cpu")}
 
 
+def has_counted(metric: "Metric") -> bool:
+    """Whether a metric of torchmetrics 1.9 has counted anything since it was made or reset."""
+    import torch
+
+    if metric.update_called:
+        return True
+    # A wrapper, such as Running, may call the update of the metric in it instead of its own.
+    for name, default in metric._defaults.items():
+        state: Any = getattr(metric, name)
+        is_list = isinstance(state, list)
+        has_changed = bool(state) if is_list else not torch.equal(state.cpu(), default.cpu())  # type: ignore[union-attr]
+        if has_changed:
+            return True
+    return False
+
+
+def counts_of(metric: "Metric") -> set[str]:
+    """The names of the attributes in which a metric of torchmetrics 1.9 counts."""
+    return {*metric.metric_state, "_update_count", "_computed"}
+
+
 def resume_metric(metric: "Metric", saved: list[dict[str, Any]]) -> None:
     """Continue from what ``metric_state`` gave on some ranks.
 
@@ -360,9 +381,9 @@ def resume_metric(metric: "Metric", saved: list[dict[str, Any]]) -> None:
     """
     from lightning.fabric.utilities import move_data_to_device
 
-    for state in saved:
+    for number, state in enumerate(saved):
         states = move_data_to_device(state["states"], metric.device)
-        if metric._update_count == 0:
+        if number == 0:
             for name, value in states.items():
                 setattr(metric, name, value)
         else:
