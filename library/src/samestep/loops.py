@@ -24,6 +24,7 @@ with the same counters. An MNIST-format epoch takes 1.34 times as long without i
 (``STEP_DIGEST``), every step is Lightning's own.
 """
 
+import copy
 import hashlib
 import inspect
 import logging
@@ -58,8 +59,9 @@ from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps, seed_hook
+from samestep.data.loaders import without_states
 from samestep.errors import RunError
-from samestep.ranks import epoch_logs, stopping
+from samestep.ranks import compat, epoch_logs, stopping
 from samestep.ranks.compat import before_hooks, callbacks_of
 
 log = logging.getLogger(__name__)
@@ -118,13 +120,16 @@ class TrainingData:
         self.loaders = loaders
         self.datamodule = datamodule
         self.resume = resume
-        self._loaders_have_state = bool(loaders._state_dicts())
+        # Without asking them: some loaders begin to read when they are asked for their state.
+        self._loaders_have_state = len(without_states(loaders.flattened)) < len(loaders.flattened)
         self._data_has_state = datamodule is not None and not is_of(
             datamodule, "state_dict", L.LightningDataModule
         )
         # One for each batch that was read and not yet trained on, the oldest first.
         self._states: deque[bytes] = deque()
         self._may_be_exhausted = False
+        self._loaded: list[dict[str, Any]] = []  # the states of loaders that have not read since
+        self._is_continued = False  # whether this pass began with a loaded state
         self.is_read_within_step = False
         """Whether ``training_step`` reads its batches itself: none is read before its step then."""
 
@@ -132,6 +137,8 @@ class TrainingData:
         """Continue loaders that have a state with those of a checkpoint."""
         if not states:
             return
+        # A loader may keep the state that it gets, and change it.
+        self._loaded = copy.deepcopy(states)
         self.loaders._load_state_dicts(states)
         if epoch_is_over:
             # In a run that was not interrupted, an iterator of the old epoch exists when that of
@@ -144,6 +151,10 @@ class TrainingData:
         if self.resume is not None:
             # Here, because hooks of the user have drawn numbers since the epoch began.
             self.resume.seed_order()
+        if self._is_continued:
+            self._is_continued = False
+            for loader in self.loaders.flattened:
+                compat.end_restored_pass(loader)
         iter(self.loaders)
         return self
 
@@ -161,6 +172,7 @@ class TrainingData:
         try:
             batch = next(self.loaders)
         except StopIteration:
+            self._forget_loaded()
             # No batch belongs to the state that was just noted.
             self._drop_newest()
             if not self._may_be_exhausted:
@@ -171,6 +183,7 @@ class TrainingData:
             self._begin_batch()
             return next(self.loaders)
         self._may_be_exhausted = False
+        self._forget_loaded()
         return batch
 
     def step_begins(self) -> None:
@@ -188,7 +201,17 @@ class TrainingData:
             states: tuple[list[dict[str, Any]], dict[str, Any] | None]
             states = pickle.loads(self._states[0])
             return states
-        return self.loaders._state_dicts(), None
+        return self._states_of_loaders(), None
+
+    def _states_of_loaders(self) -> list[dict[str, Any]]:
+        # A loader that has not read since it got a state may not know yet what that state says:
+        # litdata's writes the epoch of before into it.
+        return self._loaded or self.loaders._state_dicts()
+
+    def _forget_loaded(self) -> None:
+        if self._loaded:
+            self._loaded = []
+            self._is_continued = True
 
     def _begin_batch(self) -> None:
         if self.resume is not None:
@@ -196,7 +219,7 @@ class TrainingData:
         may_change = self._loaders_have_state or self._data_has_state
         if may_change and not self.is_read_within_step:
             # Only what has a state is asked for it: to look for loaders that have one takes time.
-            of_loaders = self.loaders._state_dicts() if self._loaders_have_state else []
+            of_loaders = self._states_of_loaders() if self._loaders_have_state else []
             of_data = self.datamodule.state_dict() if self._data_has_state else None  # type: ignore[union-attr]
             # Pickled, because a loader may change a state that it has given.
             self._states.append(pickle.dumps((of_loaders, of_data)))

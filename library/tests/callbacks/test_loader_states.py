@@ -68,13 +68,54 @@ class Drawing(Sized):
         self.generator.set_state(state["generator"])
 
 
+class Restoring:
+    """As litdata 0.2: it learns what a state says when it reads, and forgets it at its end.
+
+    Asked for its state before, it writes the epoch of before into the one that it got.
+    """
+
+    def __init__(self) -> None:
+        self.num, self.epoch, self.num_read = 12, 0, 0
+        self.restore = False
+        self.epoch_of_order = 1
+        self.loaded: dict[str, int] | None = None
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if not self.restore:
+            self.loaded = None
+            self.epoch, self.num_read = self.epoch + 1, 0
+        loaded = self.loaded or {"epoch_of_order": self.epoch, "num_read": 0}
+        self.epoch_of_order = loaded["epoch_of_order"]
+        order = random.Random(self.epoch_of_order).sample(range(self.num), self.num)
+        for number in order[loaded["num_read"] :]:
+            self.num_read += 1
+            yield torch.tensor([[float(number)]])
+        self.restore = False
+
+    def state_dict(self) -> dict[str, int]:
+        state = {"epoch": self.epoch, "num_read": self.num_read}
+        state |= {"epoch_of_order": self.epoch_of_order}
+        if self.loaded is not None:
+            self.loaded.update(state)
+            return self.loaded
+        return state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.num_read, self.loaded = state["epoch"], state["num_read"], state
+        if 0 < self.num_read < self.num:
+            self.restore = True
+
+
 STOPS: list[Place] = [(0, 3), (0, 11), (1, 0), (1, 5)]
 KILLED = {"how": "SIGKILL", "save_every_s": 1e-9}
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(Stateful, {}), (Drawing, KILLED)],
+    [(Stateful, {}), (Drawing, KILLED), (Restoring, {}), (Restoring, KILLED)],
     ids=str,
 )
 def test_a_loader_with_a_state_continues_exactly(tmp_path: Path, kind: type, options, capsys):
@@ -86,6 +127,11 @@ def test_a_loader_with_a_state_continues_exactly(tmp_path: Path, kind: type, opt
     for epochs in (1, 2):
         fit(tmp_path / "longer", Net, kind, max_epochs=epochs)
     check_same(tmp_path / "longer", tmp_path / "whole")
+
+
+def test_an_epoch_begins_anew_after_one_that_was_continued_and_limited(tmp_path: Path):
+    # Nobody reads such an epoch to its end.
+    check_exact(tmp_path, Net, Restoring, (0, 3), limit_train_batches=8, max_epochs=3)
 
 
 def test_accumulated_batches_and_validations_within_an_epoch_are_kept(tmp_path: Path):

@@ -394,6 +394,16 @@ def set_epoch(loader: Any, epoch: int) -> None:
     _set_sampler_epoch(loader, epoch)
 
 
+def end_restored_pass(loader: Any) -> None:
+    """Let a loader of litdata 0.2 begin another epoch after one that continued from a state.
+
+    It forgets the state only when it is read to the end. Lightning counts the batches and stops at
+    the last one, so the next epoch would begin in the middle too.
+    """
+    if getattr(loader, "restore", False) is True:
+        loader.restore = False
+
+
 def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:
     """Let a fused optimizer of torch 2.15 skip its next step if ``skip``, a float32, is 1.
 
