@@ -24,6 +24,7 @@ RESULT = "RESULT "
 
 TOLERANCE = 1e-3  # of a loss; another order of the images changes it a hundred times more
 MOST_S = 600  # that a contender may take
+STACKS_S = 2  # in which one that hangs can write its stacks
 BUSY = 0.1  # share of the processors that others may use before the table says so
 
 
@@ -89,6 +90,7 @@ def run(command: str, tree: Path = ROOT) -> dict[str, Any]:
             exit_code: int | str = contender.wait(MOST_S)
         except subprocess.TimeoutExpired:
             exit_code = f"nothing after {MOST_S} s"
+            ask_for_stacks(contender)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(contender.pid, signal.SIGKILL)
@@ -96,11 +98,29 @@ def run(command: str, tree: Path = ROOT) -> dict[str, Any]:
         elapsed = time.time() - started
         said, complaints = (file.seek(0) or file.read() for file in (output, errors))
     lines = [line for line in said.splitlines() if line.startswith(RESULT)]
+    if lines and isinstance(exit_code, str):
+        # It hung when all was done, which its number does not tell.
+        print(f"{command} had to be killed: {stacks_of(complaints)}", file=sys.stderr, flush=True)
     if lines:
         return dict(json.loads(lines[-1].removeprefix(RESULT)))
     if exit_code not in (0, 2):  # a config error is a contender too
-        raise RuntimeError(f"{command} ended with {exit_code}: {complaints[-2000:]}")
+        raise RuntimeError(f"{command} ended with {exit_code}: {stacks_of(complaints)}")
     return {"value": elapsed}
+
+
+def ask_for_stacks(contender: subprocess.Popen[bytes]) -> None:
+    """Let a contender that hangs write where; one that does not know the signal ends."""
+    contender.send_signal(signal.SIGQUIT)
+    with suppress(subprocess.TimeoutExpired):
+        contender.wait(STACKS_S)
+
+
+def stacks_of(complaints: str) -> str:
+    """What matters of a long output: the stacks of all threads, otherwise its end."""
+    head, begin, stacks = complaints.partition("Thread 0x")
+    if not begin:
+        head, begin, stacks = complaints.partition("Current thread 0x")
+    return f"{head[-500:]}{begin}{stacks}" if begin else complaints[-2000:]
 
 
 def measure(row: Row, repeats: int) -> dict[str, Any]:

@@ -62,6 +62,35 @@ def test_a_row_ends_although_a_contender_hangs_or_leaves_a_process_behind(
         measure.run(f"{script} 300")
 
 
+@pytest.mark.parametrize("has_result", [True, False])
+def test_a_contender_that_hangs_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    has_result: bool,
+):  # fmt: skip
+    """Also one whose watchdog has stopped the countdown, and that hangs at its end."""
+    script = tmp_path / "hangs.py"
+    result = "print('RESULT {\"value\": 7}', flush=True)\n" if has_result else ""
+    script.write_text(
+        "import faulthandler, sys, threading, time\n"
+        "from labs.bench.contender import show_stacks_when_asked\n"
+        "show_stacks_when_asked()\n"
+        "faulthandler.cancel_dump_traceback_later()\n"
+        f"{result}"
+        "def wait_for_nothing(): time.sleep(300)\n"
+        "threading.Thread(target=wait_for_nothing).start()\n"
+    )
+    monkeypatch.setattr(measure, "MOST_S", 5)
+    if has_result:
+        assert measure.run(str(script)) == {"value": 7}
+        said = capsys.readouterr().err
+    else:
+        with pytest.raises(RuntimeError, match="nothing after 5 s") as raised:
+            measure.run(str(script))
+        said = str(raised.value)
+    assert "in wait_for_nothing" in said
+    assert "_shutdown" in said
+
+
 RESULTS = {
     "bare": {"curve": [2.3, 2.2]}, "ours": {"curve": [2.3, 2.2]}, "textbook": {"value": 1.0},
 }  # fmt: skip
