@@ -84,7 +84,7 @@ class Step:
     module: Any
     batch_idx: int
     weights: dict[str, Tensor]
-    """Parameters and buffers on the CPU, by name, if the model is on another device."""
+    """All tensors of the module on the CPU, by name, if some are on another device."""
     is_double: bool = True
     """In 64 bits a difference is no rounding."""
     is_repeatable: bool = True
@@ -312,8 +312,13 @@ def gathered_weights(module: nn.Module) -> Iterator[bool]:
 
 
 def copy_to_cpu(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, if they are on another device: a fork has only the CPU."""
+    """All tensors of a module by name, if some are on another device: a fork has only the CPU."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    # Those that are plain attributes too, such as weights of a loss that were moved by hand.
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):
+                named[f"{path}.{name}".lstrip(".")] = value
     if all(tensor.is_cpu for tensor in named.values()):
         return {}
     return {name: tensor.detach().cpu() for name, tensor in named.items()}

@@ -8,12 +8,14 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.ranks import compat
 
@@ -26,6 +28,31 @@ class ForkError(Exception):
 
 class ForkTimeout(ForkError):
     """The function took too long, or its process was killed."""
+
+
+class OnlyCPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within this block no operation of torch reaches a device.
+
+    CUDA works in no fork of a process that has used it: an operation may fail, or hang.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation, if all its tensors are on the CPU."""
+        named = kwargs or {}
+        for value in flatten([*args, *named.values()]):
+            device = value.device if isinstance(value, Tensor) else value
+            if isinstance(device, torch.device) and device.type != "cpu":
+                raise RuntimeError(f"a fork has no device {device.type}, which {func} needs")
+        return func(*args, **named)
+
+
+def flatten(arguments: Iterable[Any]) -> Iterator[Any]:
+    """The arguments of an operation, some of which are lists of tensors."""
+    for value in arguments:
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
 
 
 def can_fork() -> bool:
@@ -100,7 +127,8 @@ def _run(function: Callable[[], Any], pipe: int, timeout_s: float) -> None:
         compat.leave_ranks()
         _close_connections()
         try:
-            answer: tuple[Any, str | None] = function(), None
+            with OnlyCPU():  # type: ignore[no-untyped-call]
+                answer: tuple[Any, str | None] = function(), None
         except BaseException as error:  # whatever a model raises, also to end its process
             answer = None, f"{type(error).__name__}: {error}"
         content = pickle.dumps(answer)

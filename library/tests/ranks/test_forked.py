@@ -1,0 +1,86 @@
+"""A fork of a process that has used a GPU must not: without one, its tensors are fake ones."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from samestep.callbacks.step_probe import Step, copy_to_cpu
+from samestep.ranks.forked import ForkError, call_in_fork
+
+
+def add() -> Any:
+    return torch.ones(2) + on_gpu
+
+
+def stack() -> Any:
+    return torch.stack([torch.ones(2), on_gpu])
+
+
+def copy() -> Any:
+    return on_gpu.cpu()
+
+
+def make() -> Any:
+    return torch.ones(2, device="meta")
+
+
+with FakeTensorMode():
+    on_gpu = torch.ones(2, device="cuda")
+
+
+@pytest.mark.parametrize("function", [add, stack, copy, make])
+def test_an_operation_on_a_device_fails_at_once_in_a_fork(function: Any):
+    with pytest.raises(ForkError, match=r"RuntimeError: a fork has no device (cuda|meta), which"):
+        call_in_fork(function, 100)
+
+
+def test_operations_on_the_cpu_and_their_gradients_work_in_a_fork():
+    weight = torch.ones(2, requires_grad=True)
+
+    def differentiate() -> list[float]:
+        loss = torch.cat([weight * 3, weight]).square().sum()
+        return torch.autograd.grad(loss, weight)[0].tolist()
+
+    assert call_in_fork(differentiate, 100) == [20, 20]
+
+
+class OnDevice(BoringModel):
+    """Has a weight of its loss that is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2, device="cuda")
+        self.register_buffer("shift", torch.ones(2, device="cuda"))
+        self.layer.scale = torch.ones(2, device="cuda")
+        self.on_cpu = torch.ones(2)
+
+
+def test_the_fork_of_the_check_gets_every_tensor_on_the_cpu():
+    with FakeTensorMode():
+        module = OnDevice()
+        weights = copy_to_cpu(module)
+    names = {"layer.weight", "layer.bias", "layer.scale", "shift", "on_cpu"}
+    assert weights.keys() == names
+    assert {value.device.type for value in weights.values()} == {"cpu"}
+    # Fake ones cannot be put into a module that is moved.
+    weights = {name: torch.ones(value.shape) for name, value in weights.items()}
+
+    def prepare() -> dict[str, str]:
+        Step(BoringTrainer(), module, 0, weights).prepare()
+        found = {}
+        for name in names:
+            path, _, last = name.rpartition(".")
+            found[name] = getattr(module.get_submodule(path), last).device.type
+        return found | {"module": module.device.type}
+
+    assert call_in_fork(prepare, 100) == dict.fromkeys([*names, "module"], "cpu")
+
+
+class BoringTrainer:
+    """What ``prepare`` changes of a Trainer."""
+
+    loggers: Any = ()
