@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import Logger
 from samestep import arguments, fit_checks, loops, option_names
 from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.checkpoints import Checkpoints, progress_of
-from samestep.callbacks.checks import MonitorCheck, SameWeights
+from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
@@ -568,7 +568,8 @@ def callbacks_of_run(
     if environment.world_size() > 1 or accumulates or spec.split_batches:
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
         callbacks.append(LossCheck(spec.allow))
-    callbacks += [HparamsOnResume(), RunStats(), SameWeights(), MonitorCheck(monitors)]
+    callbacks += [HparamsOnResume(), RunStats(), SameSubsets(), SameWeights()]
+    callbacks.append(MonitorCheck(monitors))
     # Rank zero alone writes files of the run.
     if environment.rank() == 0 and not spec.saves_nothing:
         (guard, *_) = compat.of_kind(chosen, LossGuard)

@@ -1,5 +1,6 @@
 """What could not resume, or would be wrong without anybody noticing, is rejected."""
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
-from library.tests.kit import Net, Scores, batches, fit
+from library.tests.kit import Net, Scores, batches, fit, on_ranks
 from samestep import Trainer
 from samestep.callbacks import checks
 from samestep.callbacks.checks import (
@@ -182,3 +184,34 @@ def test_different_weights_of_ranks_end_the_run(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(UnequalWeightsError, match=r"different weights before step 12 .*: bias\."):
         SameWeights().on_save_checkpoint(trainer, model, {})
     return None
+
+
+def chosen_anew() -> DataLoader:
+    """As by a ``random_split`` before the Trainer is built: nothing has seeded it."""
+    samples = TensorDataset(torch.arange(40.0)[:, None])
+    return DataLoader(Subset(samples, random.SystemRandom().sample(range(40), 16)), 4)
+
+
+def test_a_subset_that_is_chosen_again_is_announced(tmp_path: Path, capsys):
+    fit(tmp_path / "anew", Net, chosen_anew, [(0, 1)])
+    said = capsys.readouterr().out
+    assert said.count("the training data are other samples than before the interruption") == 1
+
+    def chosen_once() -> DataLoader:
+        # The kit builds the Trainer first, which seeds it.
+        kept, _ = random_split(TensorDataset(torch.arange(20.0)[:, None]), [16, 4])
+        return DataLoader(kept, 4)
+
+    fit(tmp_path / "once", Net, chosen_once, [(0, 1)])
+    assert "other samples" not in capsys.readouterr().out
+
+
+def choose_on_ranks(folder: str) -> None:
+    fit(Path(folder), Net, chosen_anew)
+
+
+def test_ranks_that_choose_different_samples_are_rejected(tmp_path: Path):
+    done = on_ranks(choose_on_ranks, str(tmp_path / "run"))
+    assert done.returncode == 2, done.stderr
+    assert "the ranks have chosen different samples" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,17 +1,20 @@
 """Rejects what could not resume exactly, or would be wrong without anybody noticing.
 
 ``check_supported`` names callbacks of Lightning, ``check_accumulation`` a loader that cuts steps
-differently than the Trainer, ``MonitorCheck`` a metric that is never logged, and ``SameWeights``
+differently than the Trainer, ``MonitorCheck`` a metric that is never logged, ``SameSubsets``
+training samples that are chosen again and otherwise, and ``SameWeights``
 ranks that train different models.
 """
 
 import re
+import zlib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from itertools import compress
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
@@ -25,9 +28,10 @@ from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DistributedSampler, Subset
 
-from samestep.callbacks.notes import join_names
-from samestep.data.loaders import find_batch_loaders
+from samestep.callbacks.notes import join_names, print_note
+from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import setting
 from samestep.ranks import compat
@@ -188,6 +192,80 @@ class SameWeights(L.Callback):
                 "that is added while the run trains), by random numbers of one rank, or by a step "
                 "that only some ranks take"
             )
+
+
+NOTE_ON_SUBSETS = (
+    "Note: the training data are other samples than before the interruption: what was validated "
+    "may be trained on. They are chosen by random numbers that nothing has seeded; build "
+    "samestep.Trainer first, which seeds them, or use random_split(generator=...)"
+)
+
+
+class SameSubsets(L.Callback):
+    """Finds training samples that a script chooses again at each start, and otherwise.
+
+    A ``random_split`` before the Trainer is made has numbers of its own in each start and on each
+    rank. In hooks of a DataModule, and after the Trainer, it is seeded.
+    """
+
+    def __init__(self) -> None:
+        self._choices: list[int | None] = []  # of each training loader
+        self._saved: list[int | None] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Compare the samples with those of other ranks and of earlier starts.
+
+        Raises:
+            ConfigError: if the ranks, which get slices of the same batches, have chosen others.
+        """
+        self._choices = []
+        orders = orders_of(trainer)
+        for loader, order in zip(find_loaders(trainer.train_dataloader), orders, strict=True):
+            # Otherwise ranks may have chosen samples of their own on purpose.
+            sampler = getattr(loader, "sampler", None)
+            is_shared = order is not None or isinstance(sampler, DistributedSampler)
+            is_same = is_shared or trainer.world_size == 1
+            self._choices.append(digest_of_choice(loader) if is_same else None)
+        of_ranks = gather(self._choices)
+        if of_ranks.count(of_ranks[0]) < len(of_ranks):
+            raise ConfigError(
+                "the training data: the ranks have chosen different samples, by random numbers "
+                "that nothing has seeded; build samestep.Trainer first, which seeds them, or use "
+                "random_split(generator=...)"
+            )
+        saved, self._saved = self._saved, []
+        if len(saved) != len(self._choices):
+            return
+        for before, now in zip(saved, self._choices, strict=True):
+            if before is not None and now is not None and before != now:
+                print_note(trainer, NOTE_ON_SUBSETS)
+                return
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep which samples were chosen."""
+        checkpoint["subsets"] = self._choices
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember them until the loaders exist."""
+        if trainer.state.fn == "fit":
+            self._saved = checkpoint.get("subsets", [])
+
+
+def digest_of_choice(loader: Any) -> int | None:
+    """A number for the samples that the subsets of a loader choose; None if there is no subset."""
+    digest: int | None = None
+    data = getattr(loader, "dataset", None)
+    # A subset may be of a subset, or within a data set that transforms its samples.
+    while data is not None:
+        if isinstance(data, Subset):
+            chosen = np.asarray(data.indices)
+            digest = zlib.crc32(chosen.tobytes(), digest or 0)
+        data = getattr(data, "dataset", None)
+    return digest
 
 
 def sum_of_bits(tensor: Tensor) -> Tensor:

@@ -74,6 +74,10 @@ LOST_ITERATION = KnownNote(
     "What it keeps from one epoch to the next is lost",
     (INTERRUPTED,), ("samples",), "what a loader keeps from epoch to epoch is lost",
 )  # fmt: skip
+OTHER_SUBSETS = KnownNote(
+    "the training data are other samples than before the interruption",
+    (INTERRUPTED,), ("samples",), "the script chooses its samples again in each start",
+)  # fmt: skip
 MIXTURE = KnownNote(
     "If an epoch is interrupted, that one starts over",
     (INTERRUPTED,), ("samples", "length"), "one of several loaders starts over",
@@ -94,6 +98,7 @@ KNOWN_NOTES = (
     RANDOM_AFTER_INTERRUPTION,
     LOST_ITERATION,
     MIXTURE,
+    OTHER_SUBSETS,
 )
 
 
