@@ -19,7 +19,7 @@ from library.tests.programs import run
 from library.tests.run.settings import newest
 from samestep.errors import ConfigError
 from samestep.run import checkpoint, manifest
-from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
+from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError, DryRun
 from samestep.run.files import WriteError, link_file
 from samestep.run.manifest import Manifest
 
@@ -330,7 +330,8 @@ def test_what_could_never_be_read_again_is_not_saved(tmp_path: Path):
     save(last, 1)
     for value, place in (
         (lambda: 2, r"\['x'\] is a builtins.function"),
-        (np.float64(0.5), r"\['mine'\]\['x'\] is a numpy.float64"),
+        (np.array([1, None]), r"\['mine'\]\['x'\] is a numpy.ndarray"),
+        (np.zeros(2, "f4,i4"), r"\['mine'\]\['x'\] is a numpy.ndarray"),
         ([1, Path("a")], r"\['mine'\]\['x'\]\[1\] is a pathlib\S*Path"),
         ({"when": datetime.now(UTC)}, r"\['x'\]\['when'\] is a datetime.datetime"),
     ):
@@ -341,6 +342,53 @@ def test_what_could_never_be_read_again_is_not_saved(tmp_path: Path):
             AtomicCheckpointIO().save_checkpoint(content, last)
         assert load(newest(tmp_path)) == 1
         assert list(tmp_path.iterdir()) == [last]
+
+
+@pytest.mark.parametrize("code", ["?", "b", "B", "h", "i", "l", "L", "e", "f", "d", "D", "S4", "U4",
+                                  "m8[s]", "M8[s]"])  # fmt: skip
+def test_numbers_and_arrays_of_numpy_are_read_as_they_were(tmp_path: Path, code: str):
+    array = np.arange(6).astype("i8").reshape(2, 3).astype(code)
+    values = {"a": array, "s": array[1, 2], "f": np.asfortranarray(array)[:, ::2], "0": array[:0]}
+    content = {"global_step": 2, "state_dict": {}, "loops": {}, "callbacks": {}}
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint(content | {"mine": values, array[1, 1]: 1}, path)
+    read = AtomicCheckpointIO().load_checkpoint(path)
+    assert read[array[1, 1]] == 1
+    for name, value in values.items():
+        found = read["mine"][name]
+        assert type(found) is type(value)
+        assert found.dtype == value.dtype
+        np.testing.assert_array_equal(found, value)
+
+
+class Marked(torch.Tensor):
+    """As MONAI's MetaTensor: a tensor with attributes."""
+
+    def __new__(cls, values: Any) -> "Marked":
+        made = torch.as_tensor(values).as_subclass(cls)
+        made.affine = torch.eye(2)  # type: ignore[attr-defined]
+        return made  # type: ignore[no-any-return]
+
+
+def test_subclasses_of_tensors_are_read_as_tensors(tmp_path: Path):
+    marked = Marked([1.0, 2.0])
+    content = {
+        "global_step": 2, "state_dict": {"w": marked}, "loops": {}, "callbacks": {"a": [marked]},
+        "mine": {"x": (marked, 3)},
+    }  # fmt: skip
+    path = tmp_path / "last.ckpt"
+    io = AtomicCheckpointIO()
+    io.dry_run = DryRun()
+    io.save_checkpoint(content, path)
+    assert io.dry_run.problem is None
+    assert io.dry_run.made_plain == ["a/0 (Marked)", "x/0 (Marked)"]
+    io.dry_run = None
+    io.save_checkpoint(content, path)
+    read = io.load_checkpoint(path)
+    for found in (read["state_dict"]["w"], read["callbacks"]["a"][0], read["mine"]["x"][0]):
+        assert type(found) is torch.Tensor
+        assert found.tolist() == [1.0, 2.0]
+    assert content["mine"]["x"][0] is marked
 
 
 def test_a_quota_is_one_message_and_keeps_what_was_there(tmp_path: Path):

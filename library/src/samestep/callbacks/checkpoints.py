@@ -34,7 +34,7 @@ from samestep.ranks.compat import callbacks_of, read_saver, set_saver
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, record, replication, shards
-from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun
+from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor
 from samestep.run.files import link_file
 from samestep.run.manifest import Manifest, verify
 from samestep.run.record import Record
@@ -257,7 +257,7 @@ class Checkpoints(Checkpoint):
             "has_ended": trainer.should_stop and has_time_left(trainer),
             "ended_by": triggered_early_stopping(trainer),
             "accumulate_grad_batches": trainer.accumulate_grad_batches if is_changed else 0,
-            "metrics": {name: value.cpu().clone() for name, value in metrics.items()},
+            "metrics": {name: plain_tensor(metrics[name]).cpu().clone() for name in metrics},
             "savers": {saver.state_key: read_saver(saver) for saver in savers},
         }
 
@@ -358,6 +358,13 @@ class Checkpoints(Checkpoint):
             )
         if dry_run.problem:
             raise ConfigError(dry_run.problem)
+        if dry_run.made_plain:
+            places = ", ".join(dry_run.made_plain)
+            print_note(
+                trainer,
+                f"Note: checkpoints keep these values as plain tensors, without what their class "
+                f"adds: {places}",
+            )
         if dry_run.left_out:
             names = ", ".join(dry_run.left_out)
             ignored = ", ".join(repr(name.split()[0]) for name in dry_run.left_out)

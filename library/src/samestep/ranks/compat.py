@@ -72,6 +72,13 @@ def leave_signals_to_us(trainer: "L.Trainer") -> None:
     ours._signal_connector.register_signal_handlers = lambda: None
 
 
+def has_parts(tensor: Tensor) -> bool:
+    """Whether a tensor consists of others; torch 2.15 says so in no public function."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return is_traceable_wrapper_subclass(tensor)
+
+
 def saved_tensors(module: "nn.Module") -> dict[str, Tensor]:
     """What torch expects of a ``state_dict``: parameters and persistent buffers, by their names.
 

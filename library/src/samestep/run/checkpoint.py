@@ -15,6 +15,7 @@ Read in this order: ``AtomicCheckpointIO`` (what Lightning calls), ``load``, ``f
 run resumes), ``write``, and at the end ``restorable`` (what can be read back without pickle).
 """
 
+import codecs
 import io
 import logging
 import os
@@ -35,11 +36,13 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from torch.serialization import get_crc32_options, set_crc32_options
+from torch.nn.parameter import is_lazy
+from torch.serialization import get_crc32_options, safe_globals, set_crc32_options
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment
+from samestep.ranks import compat, environment
 from samestep.ranks.process_group import broadcast, on_all_ranks
+from samestep.ranks.sharded import map_tensors
 from samestep.run import manifest, record, shards
 from samestep.run.files import open_atomic, writing
 from samestep.run.manifest import Manifest, verify
@@ -54,6 +57,16 @@ NEW_RUN = "start a new run (another run_dir or RUN_ID)"
 OWN_NAMES = re.compile(r"(best|last|last-previous|epoch-\d+)\.ckpt")
 # Types that torch reads back without calling any code of the file.
 PLAIN = {type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter}
+NUMPY_KINDS = {type(np.dtype(code)) for code in "?bhilqBHILQefdgFDGSUmM"}
+"""The types of NumPy's numbers, texts and times; an array of objects may hold anything."""
+NUMPY: list[Any] = [
+    np.dtype, np.ndarray, bytes, codecs.encode, *NUMPY_KINDS,
+    # What makes a scalar and an array has no public name.
+    np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0],
+]  # fmt: skip
+"""What torch may call to read NumPy's values; none of it runs code of the file."""
+OF_LIGHTNING = "state_dict", "optimizer_states", "loops"
+"""The parts of a checkpoint in which only the values of tensors count."""
 
 
 class CheckpointError(RunError):
@@ -76,6 +89,7 @@ class DryRun:
     was_reached: bool = False
     problem: str | None = None
     left_out: list[str] = field(default_factory=list)
+    made_plain: list[str] = field(default_factory=list)
     content: dict[str, Any] = field(default_factory=dict)
 
 
@@ -201,17 +215,23 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         checkpoint, left_out = restorable(checkpoint)
         problem = None
+        made_plain: list[str] = []
         what = find_unreadable(checkpoint, "checkpoint")
+        if what:
+            # Once more without subclasses of tensors, such as those of metrics that were logged.
+            checkpoint, made_plain = with_plain_tensors(checkpoint)
+            what = find_unreadable(checkpoint, "checkpoint")
         if what:
             problem = (
                 f"the checkpoint could not be read again: {what}. What a callback, the model or "
-                "the data saves must be tensors, numbers, strings, lists and dictionaries: "
+                "the data saves must be tensors, arrays, numbers, strings, lists and dictionaries: "
                 "convert it in its state_dict or on_save_checkpoint."
             )
         if self.dry_run:
             self.dry_run.was_reached = True
             self.dry_run.problem = problem
             self.dry_run.left_out = left_out
+            self.dry_run.made_plain = made_plain
             self.dry_run.content = checkpoint
         elif problem:
             raise CheckpointError(f"{problem} The checkpoints before it are intact.")
@@ -278,7 +298,8 @@ def _load_once(
 def _read_dict(path: Path, required: tuple[str, ...]) -> dict[str, Any]:
     """The content of a checkpoint. An intact manifest does not prove that torch can read it."""
     try:
-        checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with safe_globals(NUMPY):
+            checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise unusable(path, f"{NOT_OURS}: {str(error).splitlines()[0]}") from error
     if not isinstance(checkpoint, dict):
@@ -305,7 +326,8 @@ def read_without_tensors(path: Path) -> dict[str, Any]:
     Its bytes are not verified: no run may continue from it.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with safe_globals(NUMPY):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -478,7 +500,7 @@ def find_unreadable(value: Any, place: str) -> str | None:
                 return found
     elif kind in (list, tuple):
         parts = enumerate(value)
-    elif kind not in PLAIN and not _can_be_read_back(value):
+    elif kind not in PLAIN and not is_plain_numpy(value) and not _can_be_read_back(value):
         return f"{place} is a {kind.__module__}.{kind.__qualname__}"
     for key, item in parts:
         # Skipped here and not in the next call: plain values are many, such as the rows of the
@@ -491,6 +513,41 @@ def find_unreadable(value: Any, place: str) -> str | None:
     return None
 
 
+def is_plain_numpy(value: Any) -> bool:
+    """Whether it is a number or array of NumPy; a callback may save thousands."""
+    if type(value) is not np.ndarray and not isinstance(value, np.generic):
+        return False
+    return type(value.dtype) in NUMPY_KINDS
+
+
+def with_plain_tensors(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The checkpoint with tensors in the place of tensor subclasses, such as MONAI's MetaTensor.
+
+    Returns:
+        It, and where the user has saved one, whose other attributes are lost.
+    """
+    places: list[str] = []
+
+    def make_plain(path: str, tensor: torch.Tensor) -> torch.Tensor:
+        plain = plain_tensor(tensor)
+        top, _, place = path.removeprefix("/").partition("/")
+        if plain is not tensor and top not in OF_LIGHTNING:
+            places.append(f"{place or top} ({type(tensor).__qualname__})")
+        return plain
+
+    return map_tensors(checkpoint, make_plain), places
+
+
+def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values without the class and the attributes of a subclass.
+
+    A subclass that consists of other tensors, such as a quantized one, has no values of its own.
+    """
+    if type(tensor) in PLAIN or is_lazy(tensor) or compat.has_parts(tensor):
+        return tensor
+    return tensor.detach().as_subclass(torch.Tensor)
+
+
 def _can_be_read_back(value: Any) -> bool:
     # By trying: torch has no public list of the types that it allows. Few values get here, and they
     # are small.
@@ -498,7 +555,8 @@ def _can_be_read_back(value: Any) -> bool:
     try:
         torch.save(value, file)
         file.seek(0)
-        torch.load(file, weights_only=True)
+        with safe_globals(NUMPY):
+            torch.load(file, weights_only=True)
     except (pickle.PickleError, AttributeError, TypeError, RuntimeError):
         return False
     return True
@@ -517,7 +575,9 @@ def restorable(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             continue
         kept = {}
         for name, value in to_plain(saved).items():
-            if find_unreadable(value, name):
+            # An array is readable here, but not for Lightning's load_from_checkpoint.
+            is_array = isinstance(value, np.ndarray)
+            if is_array or find_unreadable(value, name):
                 left_out.append(f"{name} ({type(value).__qualname__})")
             else:
                 kept[name] = value
