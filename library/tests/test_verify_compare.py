@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samestep.callbacks import data_resume
+from samestep.callbacks import data_resume, divided_batches
 from samestep.verify import compare, known_notes, records
 from samestep.verify.compare import FLOAT64, Difference
 from samestep.verify.known_notes import INTERRUPTED, RANKS
@@ -179,6 +179,7 @@ NOTES = {
     known_notes.OWN_LOADER: data_resume.NOTE_ON_ITERATION,
     known_notes.STATEFUL_LOADER: data_resume.NOTE_ON_STATES,
     known_notes.RANDOM_TRANSFORMS: data_resume.NOTE_ON_SLICES,
+    known_notes.DIVIDED: divided_batches.NOTE,
     known_notes.LOST_ITERATION: data_resume.NOTE_ON_ITERATION,
     known_notes.RANDOM_AFTER_INTERRUPTION: data_resume.NOTE_ON_STATES,
     known_notes.MIXTURE: data_resume.NOTE_ON_MIXTURE,

@@ -59,6 +59,7 @@ from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps, seed_hook
+from samestep.data import rank_counts
 from samestep.data.loaders import without_states
 from samestep.errors import RunError
 from samestep.ranks import compat, epoch_logs, stopping
@@ -318,6 +319,11 @@ class FitLoop(_FitLoop):
         if fetcher is not None:
             fetcher.loop = self
         self._fetcher = fetcher
+
+    def setup_data(self) -> None:
+        """Take the training loaders, and notice what they divide by the number of ranks."""
+        with rank_counts.watching():
+            super().setup_data()
 
     def _load_combined_loader_states(self) -> None:
         """Let the data begin where they were; Lightning makes their iterator next.

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from samestep import losses
 from samestep.callbacks.clock import ForwardTimer
+from samestep.callbacks.divided_batches import check_divided
 from samestep.callbacks.notes import print_note
 from samestep.data.loaders import find_batch_loaders, find_loaders, order_of, orders_of
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
@@ -109,6 +110,7 @@ class SliceWeighting(L.Callback):
         asked = process_group.broadcast(self.asked)
         if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
             self._use_shares(asked, trainer)
+        check_divided(trainer, trainer.train_dataloader)
         self._slice_training_data(trainer)
 
     def _use_shares(self, asked: str | Sequence[float], trainer: L.Trainer) -> None:

@@ -44,6 +44,10 @@ RANDOM_TRANSFORMS = KnownNote(
     "draws random numbers for whole batches",
     (RANKS,), ("samples",), "each rank has its own random numbers",
 )  # fmt: skip
+DIVIDED = KnownNote(
+    "If the data divide it by the number of ranks",
+    (RANKS,), ("samples", "length"), "the data may divide by the number of ranks themselves",
+)  # fmt: skip
 WEIGHTS = ("parameter", "optimizer-state", "buffer", "metric")
 """Kinds of what follows from another step."""
 LOSS = KnownNote(
@@ -90,6 +94,7 @@ KNOWN_NOTES = (
     OWN_LOADER,
     STATEFUL_LOADER,
     RANDOM_TRANSFORMS,
+    DIVIDED,
     LOSS,
     RANDOM_STEPS,
     BATCH_NORM,

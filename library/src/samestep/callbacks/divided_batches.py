@@ -1,0 +1,87 @@
+"""Rejects a batch size that the user's data have divided by the number of ranks already."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lightning as L
+
+from samestep.callbacks.notes import print_note
+from samestep.data.loader import BatchLoader
+from samestep.data.loaders import find_loaders
+from samestep.data.rank_counts import find_divided
+from samestep.data.torch_loaders import split_of
+from samestep.errors import ConfigError
+from samestep.option_names import setting
+
+NOTE = (
+    "Note: a loader has batch_size={}, and {} is {}. If the data divide it by the number of ranks, "
+    "leave that out: {} counts samples over all ranks"
+)
+BATCH_SIZE = re.compile(r"(.+_)?(batch_?size|global_?batch|bs)")
+
+
+def check_divided(trainer: L.Trainer, loaders: Any) -> None:
+    """Find batches that are divided by the number of ranks twice, before the first step.
+
+    Raises:
+        ConfigError: if the data have divided by the number of ranks, and got the batch size.
+    """
+    num_ranks = trainer.world_size
+    if num_ranks == 1:
+        return
+    given = given_batch_sizes(trainer)
+    for loader in find_loaders(loaders):
+        size, divides = find_batch_size(loader)
+        if size is None:
+            continue
+        whole = find_divided(size)
+        if whole is not None and is_batch_size(whole, loader, size, given):
+            raise ConfigError(
+                f"the data divide {whole:g} by {num_ranks} ranks to batch_size={size}, and "
+                f"{divides} divides each batch over the ranks again; let the loader take all "
+                f"{whole:g}: {divides} counts samples over all ranks"
+            )
+        # A number of ranks may also come from elsewhere, such as $WORLD_SIZE.
+        names = [name for name, value in given.items() if value // num_ranks == size < value]
+        if names and size not in given.values():
+            print_note(trainer, NOTE.format(size, names[0], given[names[0]], divides))
+
+
+def is_batch_size(whole: float, loader: Any, size: int, given: Mapping[str, int]) -> bool:
+    """Whether what the data have divided was a batch size, and not another number."""
+    if whole in given.values():
+        return True
+    # Processors are divided too, among the loader processes of all ranks.
+    is_of_processors = whole == os.cpu_count() or getattr(loader, "num_workers", 0) == size
+    return size not in given.values() and not is_of_processors
+
+
+def find_batch_size(loader: Any) -> tuple[int | None, str]:
+    """How many samples a batch of all ranks has, None if unknown; and what divides it."""
+    if isinstance(loader, BatchLoader):
+        return loader.order.batch_size, "BatchLoader"
+    size = getattr(split_of(loader), "batch_size", None)
+    return size if isinstance(size, int) else None, setting("split_batches", True)
+
+
+def given_batch_sizes(trainer: L.Trainer) -> dict[str, int]:
+    """The batch sizes that the data, or the model, were given, by their names."""
+    for owner in (getattr(trainer, "datamodule", None), trainer.lightning_module):
+        # Not ``hparams``, which the data may have divided in place.
+        sizes = dict(batch_sizes_in(getattr(owner, "hparams_initial", {})))
+        if sizes:
+            return sizes
+    return {}
+
+
+def batch_sizes_in(values: Any) -> Iterator[tuple[str, int]]:
+    """The batch sizes in values by their names, also in groups of values."""
+    if not isinstance(values, Mapping):
+        return
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from batch_sizes_in(value)
+        elif type(value) is int and BATCH_SIZE.fullmatch(str(name)):
+            yield str(name), value
