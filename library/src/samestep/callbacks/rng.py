@@ -27,6 +27,7 @@ START_HOOKS = (
 """Other hooks of each start. They draw numbers of their own: two parts of a model, made in two
 hooks, must not get the same weights."""
 EPOCH_HOOKS = "on_train_epoch_start", "on_train_epoch_end"
+SEEDED_HOOKS = frozenset((*DATA_HOOKS, *START_HOOKS, *EPOCH_HOOKS))
 
 
 class SeedSteps(L.Callback):
@@ -124,5 +125,8 @@ def states_of_generators() -> tuple[bytes, ...]:
 
 def seed_hook(trainer: L.Trainer, name: str) -> None:
     """Seed a hook of this name, if the Trainer is one of ours."""
+    # Asked first: some hooks are called in each step.
+    if name not in SEEDED_HOOKS:
+        return
     for seeds in compat.callbacks_of(trainer, SeedSteps):
         seeds.seed_hook(name, trainer.current_epoch)
