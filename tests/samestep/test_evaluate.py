@@ -16,7 +16,7 @@ from samestep import export, predict
 from samestep.errors import ConfigError
 from samestep.evaluate import main
 from samestep.hydra.compose import check
-from samestep.hydra.saved_run import evaluate
+from samestep.hydra.saved_run import evaluate, make_trainer
 from tests.conftest import NO_PICTURES, QUICK, run, run_ranks
 
 EVALUATE = ("-m", "samestep", "evaluate")
@@ -45,6 +45,17 @@ def test_the_last_checkpoint_gives_the_last_validation(
 ) -> None:
     words = ["--split", "val", "--ckpt", "last", "--format", "json"]
     assert json.loads(evaluated(capsys, digits_run, *words)) == metrics(digits_run, "val")
+
+
+def test_kernels_are_chosen_as_in_the_run(digits_run: Path, tmp_path: Path) -> None:
+    cfg = OmegaConf.load(digits_run / "config.yaml")
+    cfg.trainer.deterministic = True
+    OmegaConf.save(cfg, tmp_path / "config.yaml")
+    try:
+        make_trainer(tmp_path, "cpu")
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_the_table_names_run_checkpoint_split_and_metrics(

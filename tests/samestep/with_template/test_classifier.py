@@ -1,5 +1,8 @@
+from typing import Any
+
 import lightning as L
 import torch
+from torch import nn
 
 from samestep import loops
 from samestep.callbacks.rng import SeedSteps
@@ -34,3 +37,23 @@ def test_dropout_is_a_function_of_seed_step_and_epoch(compose):
 def test_compiling_keeps_the_names_of_the_weights(compose):
     names = set(build.build_model(compose()).state_dict())
     assert set(build.build_model(compose("model.compile=true")).state_dict()) == names
+
+
+def test_what_is_compiled_for_a_batch_depends_on_no_batch_before(compose, monkeypatch):
+    """Otherwise a test after training runs other kernels than the same test on its own."""
+    seen = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.append([value for value in inputs if not isinstance(value, torch.Tensor)])
+        return graph.forward
+
+    compile = nn.Module.compile
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda net, **how: compile(net, backend=backend, **how)
+    )
+    classifier = build.build_model(compose("model=mlp", "model.compile=true")).eval()
+    for size in (4, 6, 5):
+        with torch.inference_mode():
+            classifier(classifier.example_input_array[:1].expand(size, -1, -1, -1))
+    # A size that may vary would be an input of its own.
+    assert seen == [[], [], []]

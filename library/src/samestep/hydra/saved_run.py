@@ -132,11 +132,15 @@ def make_trainer(run_dir: Path, accelerator: str) -> L.Trainer:
     """A Trainer for one process that writes nothing, in the precision of the run."""
     mute_lightning()
     cfg = read_saved_config(run_dir)
+    trainer = group_of(cfg, "trainer")
     try:
         return L.Trainer(
             accelerator=accelerator,
             devices=1,
-            precision=group_of(cfg, "trainer").precision,
+            precision=trainer.precision,
+            # On a GPU other kernels would compute other last digits.
+            deterministic=trainer.get("deterministic"),
+            benchmark=trainer.get("benchmark"),
             callbacks=[SeedSteps(cfg.seed)],
             logger=NullLogger(run_dir),
             default_root_dir=run_dir,
