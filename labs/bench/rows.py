@@ -66,6 +66,12 @@ def rows_of_epochs() -> list[Row]:
             ["ours", "bare"], "s", needs_gpu=True,
         ),
         Row(
+            "gpu-deterministic", "GPU: ResNet-18, bf16, compiled: trainer.deterministic=true",
+            {"default": f"{EPOCHS}:timed gpu-resnet",
+             "deterministic": f"{EPOCHS}:timed gpu-resnet trainer.deterministic=true"},
+            ["deterministic / default"], needs_gpu=True,
+        ),
+        Row(
             "levers", f"MNIST-format epoch, without: {what}",
             {"ours": f"{EPOCHS}:ours mnist", **levers}, [f"{name} / ours" for name in LEVERS],
         ),

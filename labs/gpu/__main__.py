@@ -38,6 +38,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "cnn, compiled, deterministic": ("model.compile=true", EXACT),
     "cnn, ddp": ("trainer.strategy=ddp",),
     "cnn, ddp, sync_batchnorm": ("trainer.strategy=ddp", "trainer.sync_batchnorm=true"),
+    "mlp, clipped, bf16-mixed": (
+        "model=mlp", "trainer.precision=bf16-mixed", "trainer.gradient_clip_val=0.5",
+    ),
+    "cnn, compiled, bf16-mixed": ("trainer.precision=bf16-mixed", "model.compile=true"),
     "mlp, fsdp": ("trainer=fsdp", "model=mlp", "trainer.precision=32-true"),
     "mlp, fsdp, bf16-mixed": ("trainer=fsdp", "model=mlp", "trainer.precision=bf16-mixed"),
     "mlp, fsdp, bf16-true": ("trainer=fsdp", "model=mlp", "trainer.precision=bf16-true"),

@@ -81,7 +81,7 @@ class ImageClassifier(L.LightningModule):
         self.build_optimizer(total_steps=100)
         if compile:
             # With dynamic shapes the code for a batch depends on what was compiled before: a test
-            # after training gave other last digits on a GPU than the same test on its own.
+            # after training rounded in another way on a GPU than the same test on its own.
             self.net.compile(dynamic=False)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ def make_trainer(run_dir: Path, accelerator: str) -> L.Trainer:
             accelerator=accelerator,
             devices=1,
             precision=trainer.precision,
-            # On a GPU other kernels would compute other last digits.
+            # On a GPU other kernels would round in another way.
             deterministic=trainer.get("deterministic"),
             benchmark=trainer.get("benchmark"),
             callbacks=[SeedSteps(cfg.seed)],
