@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from torch import distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from library.tests.kit import Net, batches, fit, on_ranks
 from samestep import BatchLoader
@@ -121,6 +121,33 @@ def train_each(folder: str) -> None:
             in out.getvalue()
         )
         assert is_noted == (data is ByVariable and seen.trainer.is_global_zero), out.getvalue()
+
+
+class Stream(IterableDataset):
+    """Eight batches of numbers; with ``splits`` each rank has its own."""
+
+    def __init__(self, splits: bool) -> None:
+        self.splits = splits
+
+    def __iter__(self) -> Any:
+        rank = dist.get_rank() if self.splits else 0
+        return iter(torch.arange(32.0)[rank :: 1 + self.splits, None])
+
+
+def train_on_streams(folder: str) -> None:
+    for splits in (False, True):
+        out = StringIO()
+        with redirect_stdout(out):
+            data = DataLoader(Stream(splits), batch_size=4)
+            (seen,) = fit(Path(folder, str(splits)), Net, lambda data=data: data, max_epochs=1)
+        is_noted = "Note: all 2 ranks have read the same first batch of a stream" in out.getvalue()
+        assert is_noted == (not splits and seen.trainer.is_global_zero), out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_stream_that_every_rank_reads_whole_is_named(tmp_path: Path):
+    done = on_ranks(train_on_streams, str(tmp_path))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.filterwarnings("ignore")

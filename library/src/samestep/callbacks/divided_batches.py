@@ -1,4 +1,8 @@
-"""Rejects a batch size that the user's data have divided by the number of ranks already."""
+"""Finds data that are divided by the number of ranks twice, or not at all.
+
+``check_divided`` rejects a batch size that the user's data have divided already; ``note_repeated``
+compares what the ranks read from streams, which nobody divides but their data set.
+"""
 
 import os
 import re
@@ -6,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning as L
+from torch.utils.data import IterableDataset
 
+from samestep.callbacks.batch_digest import BatchDigest
 from samestep.callbacks.notes import print_note
 from samestep.data.loader import BatchLoader
 from samestep.data.loaders import find_loaders
@@ -14,10 +20,15 @@ from samestep.data.rank_counts import find_divided
 from samestep.data.torch_loaders import split_of
 from samestep.errors import ConfigError
 from samestep.option_names import setting
+from samestep.ranks.process_group import gather
 
 NOTE = (
     "Note: a loader has batch_size={}, and {} is {}. If the data divide it by the number of ranks, "
     "leave that out: {} counts samples over all ranks"
+)
+NOTE_ON_REPEATED = (
+    "Note: all {0} ranks have read the same first batch of a stream, so they train on each sample "
+    "{0} times. Let the data set give each rank samples of its own, by torch.distributed.get_rank()"
 )
 BATCH_SIZE = re.compile(r"(.+_)?(batch_?size|global_?batch|bs)")
 
@@ -47,6 +58,22 @@ def check_divided(trainer: L.Trainer, loaders: Any) -> None:
         names = [name for name, value in given.items() if value // num_ranks == size < value]
         if names and size not in given.values():
             print_note(trainer, NOTE.format(size, names[0], given[names[0]], divides))
+
+
+def has_streams(loaders: Any) -> bool:
+    """Whether some loaders read streams, which Lightning gives to every rank whole."""
+    return any(
+        isinstance(getattr(loader, "dataset", None), IterableDataset)
+        for loader in find_loaders(loaders)
+    )
+
+
+def note_repeated(trainer: L.Trainer, batch: Any) -> None:
+    """Say that the ranks have read the same samples, if they have; every rank must call this."""
+    digests = gather(BatchDigest(batch).checksum)
+    # 0 if nothing could be compared, such as what a GPU holds.
+    if digests[0] != 0 and len(set(digests)) == 1:
+        print_note(trainer, NOTE_ON_REPEATED.format(len(digests)))
 
 
 def is_batch_size(whole: float, loader: Any, size: int, given: Mapping[str, int]) -> bool:
