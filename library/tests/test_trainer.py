@@ -1,6 +1,7 @@
 """``samestep.Trainer`` in scripts as Lightning's tutorials have them, on one and two ranks."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from library.tests.kit import Net, batches, check_same, fit, rows, weights
 from library.tests.programs import environment, free_port, run, run_code, run_ranks
 from samestep import Trainer
 from samestep.errors import ConfigError
+from samestep.run import record
+from samestep.run.copies import KeepsCopy
 
 SCRIPT = """
 import json
@@ -253,6 +256,35 @@ def test_a_second_fit_with_a_higher_limit_is_like_a_second_process(
     part.trainer.fit(part.module, batches(), batches(shuffle=False))
     fit(phases, AddsGroup, **options | {limit: then})
     assert capsys.readouterr().out.count("Nothing to do") == 2
+
+
+def test_weights_that_a_script_changes_between_two_fits_are_announced_as_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (part,) = fit(tmp_path, Rated, max_epochs=1, monitor="val_loss")
+    second_phase(part, "max_epochs", 2)
+    part.trainer.test(part.module, batches(shuffle=False), verbose=False)
+    second_phase(part, "max_epochs", 3)
+    assert "Note: the weights" not in capsys.readouterr().out
+    with torch.no_grad():
+        part.module.head.bias.add_(1)
+    second_phase(part, "max_epochs", 4)
+    assert "Note: the weights of the module were changed" in capsys.readouterr().out
+
+
+def test_a_signal_after_the_results_are_written_stops_the_script(tmp_path: Path):
+    class Copies(KeepsCopy):
+        left = 1
+
+        def flush(self) -> None:
+            if Copies.left:
+                Copies.left = 0
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    parts = fit(tmp_path, Rated, max_epochs=1, callbacks=lambda: [Copies()])
+    assert len(parts) == 2, "the first one was stopped, and the second has nothing to do"
+    assert parts[1].seen == []
+    assert record.read(tmp_path).state == record.FINISHED
 
 
 @torch.compiler.set_stance("force_eager")  # to compile takes half a minute

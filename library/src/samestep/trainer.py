@@ -20,13 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from samestep import arguments, fit_checks, loops, option_names
 from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.checkpoints import Checkpoints, progress_of
-from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights
+from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights, sum_of_bits
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
@@ -187,6 +191,7 @@ class Trainer(L.Trainer):
         self.results: dict[str, float] = {}
         """The final metrics, as in ``metrics.json``; empty on ranks other than zero."""
         self._model: L.LightningModule | None = None
+        self._left: tuple[L.LightningModule | None, list[int]] = None, []
         self._test_follows = False
         self._was_finished = False
         self._history = History(run_dir)
@@ -262,12 +267,15 @@ class Trainer(L.Trainer):
                     self._leave_alone()
                     return
                 ckpt_path = start.ckpt_path
+                if ckpt_path is not None:
+                    self._announce_lost_weights(model)
             with self._recorded(ends_run=not self._test_follows):
                 if not self.spec.saves_nothing:
                     self._begin_logs()
                 with fit_checks.already_set_up(datamodule):
                     loaders = train_dataloaders, val_dataloaders, datamodule
                     super().fit(model, *loaders, ckpt_path=ckpt_path)
+                self._left = model, sums_of_weights(model)
                 stopping.check()
                 if not self._test_follows:
                     self._finish(self._history.last())
@@ -471,7 +479,18 @@ class Trainer(L.Trainer):
         if has_no_path and not self.spec.saves_nothing:
             given["ckpt_path"] = self._find_checkpoint(asked, given["model"])
             self._history.read(record.read(self.spec.run_dir))
-        return function(**given)
+        results = function(**given)
+        self._left = given["model"], sums_of_weights(given["model"])
+        return results
+
+    def _announce_lost_weights(self, model: L.LightningModule) -> None:
+        """Say that weights which a script has changed between two fits are not trained on."""
+        module, sums = self._left
+        if module is model and sums != sums_of_weights(model) and self.is_global_zero:
+            print(
+                "Note: the weights of the module were changed after the last fit or test; the run "
+                "continues with those of its checkpoint"
+            )
 
     def _find_checkpoint(self, asked: str | None, model: L.LightningModule) -> str | None:
         """The checkpoint to evaluate; None for the weights that a model has."""
@@ -545,6 +564,8 @@ def distributed_session(accelerator: str, timeout_s: float) -> Iterator[None]:
     try:
         with process_group.shared_errors():
             yield
+            # One that came while the results were written would be forgotten.
+            stopping.check()
             # The script goes on alone.
             stopping.defer(False)
     finally:
@@ -600,6 +621,17 @@ def hyperparameters_of(part: Any) -> Mapping[Any, Any]:
         if isinstance(found, Mapping):
             saved |= found
     return saved
+
+
+def sums_of_weights(module: nn.Module) -> list[int]:
+    """A number for each ordinary parameter, which differs if its values do."""
+    sums = []
+    for parameter in module.parameters():
+        has_values = not isinstance(parameter, DTensor) and not is_lazy(parameter)
+        if has_values and parameter.layout is torch.strided:
+            # Not stacked, to read a device once: they may be on several.
+            sums.append(int(sum_of_bits(parameter)))
+    return sums
 
 
 def saves_run(callback: L.Callback) -> bool:
