@@ -29,12 +29,11 @@ class Norms:
 
     def are_of(self, gradients: Sequence[Tensor]) -> bool:
         """Whether these are the same gradients, and nothing has changed them since."""
-        if len(gradients) != len(self.gradients):
-            return False
-        for ours, theirs in zip(self.gradients, gradients, strict=True):
-            if ours is not theirs:
-                return False
-        return compat.versions_of(gradients) == self.versions
+        # By their ids: tensors are compared value by value. Those that are known here are kept, so
+        # that no other tensor can have got the id of one.
+        has_same = [*map(id, gradients)] == [*map(id, self.gradients)]
+        # A hook of the user may have changed them after the guard has seen them.
+        return has_same and compat.versions_of(gradients) == self.versions
 
 
 _norms = Norms([])
@@ -42,7 +41,12 @@ _norms = Norms([])
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     """The gradients of an optimizer's parameters, where they have one."""
-    return [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+    found = []
+    for parameter in parameters_of(optimizer):
+        # Such as one that is frozen.
+        if parameter.grad is not None:
+            found.append(parameter.grad)
+    return found
 
 
 def forget_norms() -> None:
@@ -54,18 +58,28 @@ def forget_norms() -> None:
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
     """The L2 norm of all gradients; every rank must call this if they are sharded."""
     norms = _find_norms(gradients)
-    if norms.total is None and norms.of_each:
-        # As torch does it, so that it makes no difference who has computed the norm.
-        norms.total = torch.linalg.vector_norm(torch.stack(norms.of_each))
-    elif norms.total is None:
-        total = get_total_norm([values_of(gradient) for gradient in gradients])
-        norms.total = total.full_tensor() if isinstance(total, DTensor) else total
+    if norms.total is None:
+        norms.total = _compute_total(norms)
     return norms.total
+
+
+def _compute_total(norms: Norms) -> Tensor:
+    """The norm of all gradients from those of each, if there are any."""
+    if norms.of_each:
+        # As torch does it, so that it makes no difference who has computed the norm.
+        return torch.linalg.vector_norm(torch.stack(norms.of_each))
+    total = get_total_norm([values_of(gradient) for gradient in norms.gradients])
+    if isinstance(total, DTensor):
+        # Each rank has the norm of its parts only.
+        whole: Tensor = total.full_tensor()
+        return whole
+    return total
 
 
 def known_norm(gradients: Sequence[Tensor]) -> Tensor | None:
     """Their norm, if all or most of it is known, and it is one of this rank alone."""
-    if not _norms.are_of(gradients) or any(map(is_sharded, gradients)):
+    # torch clips sharded gradients by a norm that is one too.
+    if any(map(is_sharded, gradients)) or not _norms.are_of(gradients):
         return None
     return norm_of(gradients)
 
@@ -94,14 +108,12 @@ def are_alike(gradients: Sequence[Tensor]) -> bool:
     """Whether one operation takes them all: dense, of one type, and on one CPU or GPU."""
     if not gradients:
         return False
-    first = gradients[0]
-    if first.device.type not in ("cpu", "cuda"):
+    kinds = {(each.layout, each.dtype, each.device) for each in gradients}
+    if len(kinds) > 1 or any(map(is_sharded, gradients)):
         return False
-    for gradient in gradients:
-        is_dense = gradient.layout is torch.strided and not is_sharded(gradient)
-        if not is_dense or gradient.dtype is not first.dtype or gradient.device != first.device:
-            return False
-    return True
+    layout, _, device = kinds.pop()
+    # torch itself goes another way on other devices.
+    return layout is torch.strided and device.type in ("cpu", "cuda")
 
 
 def is_sharded(gradient: Tensor) -> bool:
