@@ -331,15 +331,25 @@ def attributes_of(value: Any) -> dict[str, Any]:
     if not hasattr(value, "__pydantic_fields__"):
         found |= values_of_class(type(value))
     found |= getattr(value, "__dict__", {})
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in [slots] if isinstance(slots, str) else slots:
-            if hasattr(value, name):
-                found[name] = getattr(value, name)
+    found |= slots_of(value)
     # What pydantic accepts beyond the fields of a class.
     found |= getattr(value, "__pydantic_extra__", None) or {}
     # Names such as __pydantic_fields_set__ belong to Python and to libraries.
     return {name: item for name, item in found.items() if not str(name).startswith("__")}
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    """What an object holds in the slots of its classes."""
+    found: dict[str, Any] = {}
+    for kind in type(value).__mro__:
+        names = vars(kind).get("__slots__", ())
+        # One slot may be written as a text.
+        if isinstance(names, str):
+            names = [names]
+        for name in names:
+            if hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
 
 
 def compared_fields(value: Any) -> Sequence[str] | None:
