@@ -65,14 +65,15 @@ def norm_of(gradients: Sequence[Tensor]) -> Tensor:
 
 def _compute_total(norms: Norms) -> Tensor:
     """The norm of all gradients from those of each, if there are any."""
+    total: Tensor
     if norms.of_each:
         # As torch does it, so that it makes no difference who has computed the norm.
-        return torch.linalg.vector_norm(torch.stack(norms.of_each))
-    total = get_total_norm([values_of(gradient) for gradient in norms.gradients])
+        total = torch.linalg.vector_norm(torch.stack(norms.of_each))
+    else:
+        total = get_total_norm([values_of(gradient) for gradient in norms.gradients])
     if isinstance(total, DTensor):
         # Each rank has the norm of its parts only.
-        whole: Tensor = total.full_tensor()
-        return whole
+        total = total.full_tensor()
     return total
 
 
