@@ -9,8 +9,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from library.tests.kit import Net, Scores, batches, check_exact, fit
+from library.tests.kit import Net, Scores, batches, check_exact, fit, on_ranks
 from samestep.errors import ConfigError
+from samestep.ranks import environment
 from samestep.run.checkpoint import find_valid, load
 
 SCORES = 3.0, 1.0, 2.0, 1.0, 4.0  # the best one twice
@@ -141,3 +142,16 @@ def test_a_run_never_continues_from_what_a_callback_saves_in_its_folder(tmp_path
 def test_a_callback_cannot_replace_a_checkpoint_of_the_run(tmp_path: Path, name: str):
     with pytest.raises(ConfigError, match=rf"only the run itself writes {name}.ckpt there"):
         fit(tmp_path, callbacks=lambda: [SavesThere(f"{name}.ckpt")])
+
+
+def compare_on_each_rank(folder: str) -> None:
+    wanted = fit_with_savers(Path(folder) / "whole")
+    places = [(2, "validation")]
+    found = fit_with_savers(Path(folder) / "killed", *places, how="SIGKILL")
+    # Losses of a step are those of each rank, and a checkpoint has those of rank zero.
+    assert found == wanted or environment.rank() > 0
+
+
+def test_two_ranks_agree_about_files_that_a_killed_run_has_left(tmp_path: Path):
+    done = on_ranks(compare_on_each_rank, str(tmp_path))
+    assert done.returncode == 0, done.stderr

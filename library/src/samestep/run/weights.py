@@ -23,6 +23,7 @@ def explain_loading(trainer: L.Trainer, remedy: str) -> None:
     load = strategy.load_model_state_dict
 
     def load_or_explain(checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        # Not compared before: a module may load what seems to be too little.
         try:
             load(checkpoint, strict=strict)
         except RuntimeError as error:
@@ -43,6 +44,7 @@ def find_unloadable(model: L.LightningModule, checkpoint: dict[str, Any]) -> str
     continue. The weights themselves are those that the model has, so to load them changes nothing;
     but hooks of the user may have effects, so that they are called in a fork.
     """
+    # First by names and shapes: nearly all models save what they have, and need no attempt.
     misfit = find_misfit(checkpoint.get("state_dict") or {}, model)
     if misfit is None:
         return None
@@ -78,6 +80,7 @@ def try_to_load(model: L.LightningModule, checkpoint: dict[str, Any]) -> str | N
     try:
         forked.call_in_fork(load, TRIAL_S)
     except forked.ForkTimeout:
+        # A large file may be read there. The run must not wait, nor end, because of a check.
         return None
     except forked.ForkError as error:
         # Another error may come from the fork: then nothing is known.
@@ -89,6 +92,8 @@ def try_to_load(model: L.LightningModule, checkpoint: dict[str, Any]) -> str | N
 
 def judge(model: L.LightningModule, misfit: str) -> str | None:
     """The misfit, unless code of the user may mend it when the checkpoint is loaded."""
+    # A method that is there may do the right thing, and to reject what works is worse than to be
+    # late.
     mends = is_overridden("on_load_checkpoint", model, L.LightningModule)
     decides = is_overridden("load_state_dict", model, L.LightningModule)
     return None if mends or decides or not model.strict_loading else misfit
@@ -100,6 +105,7 @@ def find_misfit(weights: Mapping[str, Any], model: nn.Module) -> str | None:
     for name, tensor in expected.items():
         if name not in weights:
             return f"it has no {name}"
+        # Without a shape until the first batch.
         if is_lazy(tensor) or is_lazy(weights[name]):
             continue
         found = weights[name].shape
