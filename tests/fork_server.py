@@ -34,6 +34,7 @@ import functools
 import gc
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import io
 import json
@@ -581,7 +582,11 @@ def import_libraries() -> None:
     subprocess.Popen = Popen  # type: ignore[misc]  # before torch takes over the name
     before = dict(os.environ)
     PATH_OF_PYTHON.extend(read_path_of_python(before))
+    # Beside pandas, which the laboratories have, scikit-learn starts a thread of Arrow's.
+    left_out = {"sklearn.ensemble"} if importlib.util.find_spec("pandas") else set()
     for name in LIBRARIES:
+        if name in left_out:
+            continue
         with contextlib.suppress(ModuleNotFoundError):  # a copy may have left out TensorBoard
             importlib.import_module(name)
     name_methods_quickly()

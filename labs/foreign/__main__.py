@@ -19,7 +19,7 @@ from pathlib import Path
 from labs import pages
 from labs.command import is_chosen, make_parser
 from labs.foreign.matrix import COLUMNS, GOOD, Matrix
-from labs.foreign.styles import STYLES
+from labs.foreign.styles import STYLES, libraries
 from labs.foreign.styles.base import Style
 from samestep.ranks import process
 from samestep.verify.experiments import FAILED, Cell
@@ -69,6 +69,9 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="a new folder for the runs")
     args = parser.parse_args()
     chosen = [style for style in STYLES if is_chosen(style.name, args.names)]
+    is_of_library = any(style in libraries.STYLES for style in chosen)
+    if is_of_library and not libraries.are_installed():
+        sys.exit("error: the libraries of some styles are missing; use make -C labs foreign")
     # The programs start as forks of a process that has imported the libraries: half of the time.
     fork_server.install(environment())
     started = time.monotonic()

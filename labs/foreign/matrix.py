@@ -101,7 +101,8 @@ class Matrix:
         name = self.id_of(style)
         for group, kind in (("model", style.model), ("data", style.data)):
             if kind is not None:
-                node = {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
+                path = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+                node = {"_target_": path}
                 (self.directory / f"configs/{group}/{name}.yaml").write_text(yaml.dump(node))
 
     @staticmethod

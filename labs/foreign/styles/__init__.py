@@ -1,11 +1,11 @@
 """Every style of the matrix, in the order of the table."""
 
-from . import batches, callbacks, loaders, logs, models, optimizers, schedules, state
+from . import batches, callbacks, libraries, loaders, logs, models, optimizers, schedules, state
 from .base import LOADER, Style
 
 STYLES: list[Style] = [
     *loaders.STYLES, *batches.STYLES, *models.STYLES, *optimizers.STYLES, *schedules.STYLES,
-    *callbacks.STYLES, *logs.STYLES, *state.STYLES,
+    *callbacks.STYLES, *logs.STYLES, *state.STYLES, *libraries.STYLES,
 ]  # fmt: skip
 STYLES += [
     style._replace(

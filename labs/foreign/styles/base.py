@@ -24,7 +24,8 @@ KEEPS = (known_notes.STATE,)
 class Style(NamedTuple):
     """One row of the matrix.
 
-    model, data: classes of this package; no data: the module has the loaders.
+    model, data: classes of this package, or the paths of those that import a library; no data:
+        the module has the loaders.
     overrides: what a user would type besides.
     told: the notes by which a run may announce cells that are not identical; all others must be.
     is_per_rank: whether two ranks compute something else from the same samples, and no note says
@@ -33,8 +34,8 @@ class Style(NamedTuple):
     """
 
     name: str
-    model: type
-    data: type | None
+    model: type | str
+    data: type | str | None
     overrides: tuple[str, ...] = ()
     told: tuple[KnownNote, ...] = ()
     is_per_rank: bool = False

@@ -1,0 +1,59 @@
+"""Styles that stand for a library use the library.
+
+``make -C labs foreign`` installs those of libraries.in into an environment of their own, which adds
+them to the .venv of the project: nothing else may come to depend on them. The classes are named by
+their paths, so that the names of the styles can be read without the libraries.
+"""
+
+import importlib.util
+
+from samestep.verify.known_notes import KnownNote
+
+from ..base import DRAWS, LOADER, NO_MEAN, NORMALIZES, STREAM, Exact, Regressor, Style
+from ..batches import FromObjects
+from ..loaders import STATEFUL
+
+
+def of(name: str, model: type | str, data: type | str, told: tuple[KnownNote, ...] = ()) -> Style:
+    """A style; text is the name of a class in models.py or loaders.py."""
+    if isinstance(model, str):
+        model = f"{__name__}.models.{model}"
+    if isinstance(data, str):
+        data = f"{__name__}.loaders.{data}"
+    return Style(name, model, data, told=told)
+
+
+STYLES = [
+    of("litdata: StreamingDataLoader", Regressor, "LitData", STATEFUL),
+    of("litdata: 2 workers", Regressor, "LitDataWorkers", STATEFUL),
+    of("torchdata: StatefulDataLoader", Regressor, "TorchData", STATEFUL),
+    of("torchdata: 2 workers", Regressor, "TorchDataWorkers", STATEFUL),
+    of("datasets: Dataset", FromObjects, "HuggingFace", LOADER),
+    of("datasets: IterableDataset, shuffled", FromObjects, "HuggingFaceStream", STREAM),
+    of("datasets: the same, StatefulDataLoader", FromObjects, "HuggingFaceStateful", STATEFUL),
+    of("webdataset: WebLoader", Regressor, "Web", STREAM),
+    of("torch_geometric: graphs", "Graphs", "Geometric", LOADER),
+    of("MONAI: CacheDataset, random transforms, Dice", "Monai", "Monai", LOADER),
+    of("MONAI: 2 workers", "Monai", "MonaiWorkers", LOADER),
+    of("torchvision: v2 transforms, MixUp", "Soft", "MixedUp", LOADER),
+    of("Transformers: BERT, its schedule", "Bert", "Tokens"),
+    of("PEFT: LoRA, adapters only", "Lora", "Tokens"),
+    of("timm: model, ModelEmaV3, its schedule", "Timm", "Pictures", NORMALIZES),
+    of("pytorch-metric-learning: triplets, miner", "Triplets", "Pictures", NO_MEAN),
+    of("pytorch-metric-learning: CrossBatchMemory", "Remembers", "Pictures", NO_MEAN),
+    of("lightly: MoCo, memory bank", "MoCo", "Pictures", NO_MEAN),
+    of("lightly: DINO", "Dino", "Pictures", NO_MEAN),
+    of("segmentation-models-pytorch: Unet, Dice", "Segments", "Masks", NORMALIZES + NO_MEAN),
+    of("schedulefree: AdamWScheduleFree", "ScheduleFree", Exact),
+    of("vector-quantize-pytorch: codebook", "Quantized", "Pictures", NO_MEAN),
+    of("torch-ema: an attribute", "TorchEma", Exact),
+    of("ema-pytorch: a submodule", "EmaPytorch", Exact),
+    of("Kornia: augmentation after the transfer", "Augmented", "Pictures", DRAWS),
+    of("torchmetrics: RunningMean, MetricTracker", "Running", Exact),
+    of("lightning-hydra-template: its DataModule", "Template", "Divided", LOADER),
+]  # fmt: skip
+
+
+def are_installed() -> bool:
+    """Whether this Python has the libraries."""
+    return importlib.util.find_spec("litdata") is not None
