@@ -21,7 +21,7 @@ from library.tests.kit import Net, make_spec
 from library.tests.programs import PATIENCE_S, run_ranks
 from library.tests.programs import environment as variables
 from samestep.errors import ConfigError
-from samestep.ranks import environment, network, preflight
+from samestep.ranks import collectives, environment, network, preflight
 from samestep.ranks.preflight import PreflightError, compare, identity, inspect
 from samestep.run_spec import RunSpec
 
@@ -241,7 +241,8 @@ def test_ranks_that_do_not_answer(spec, model, monkeypatch):
     def time_out(everyone: list, mine: object) -> None:
         raise RuntimeError("Timed out waiting 300000ms")
 
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(collectives, "num_ranks", lambda: 2)
+    monkeypatch.setattr(collectives, "cpu_group", lambda: None)
     monkeypatch.setattr(torch.distributed, "all_gather_object", time_out)
     with pytest.raises(PreflightError, match=r"rank 0: .*do not answer \(Timed out.*IFNAME"):
         inspect(spec(), model, DATA)
