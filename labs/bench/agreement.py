@@ -50,8 +50,8 @@ def train(run_dir: Path, num_pairs: int) -> None:
     is_left_out = False
     seconds: list[float] = []
 
-    def agreed_or_not(**wishes: bool) -> tuple[int, bool, bool]:
-        return (0, False, False) if is_left_out else agreed(**wishes)
+    def agreed_or_not(**wishes: bool) -> stopping.Agreement:
+        return stopping.Agreement() if is_left_out else agreed(**wishes)
 
     class Clock(L.Callback):
         def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -160,6 +160,10 @@ class TrainingData:
         return self
 
     def __len__(self) -> int:
+        # Lightning asks for it to tear down, also where an error or a signal came while the
+        # iterator was made; a TypeError says that there is none.
+        if self.loaders._iterator is None:
+            raise TypeError("no iterator was made yet")
         return len(self.loaders)
 
     def reset(self) -> None:

@@ -50,6 +50,7 @@ from samestep.ranks import (
     environment,
     failure,
     preflight,
+    process,
     process_group,
     run_dirs,
     stopping,
@@ -156,6 +157,7 @@ class Trainer(L.Trainer):
         added = run or front_end_of_script(run_dir, own)
         option_names.use(added.option_names, added.option_words)
         failure.ErrorHook.install()
+        process.make_streams_safe()
         arguments.check_options({**options, "strategy": strategy, "mode": mode})
         environment.use_srun_ranks()
         arguments.check_callbacks(own, run_dir)

@@ -32,7 +32,7 @@ def use_group_for_gpus_only() -> None:
         dist.init_process_group("strict")
         with pytest.raises(RuntimeError, match=REJECTED):
             dist.all_reduce(torch.tensor(1))
-        assert stopping.agreed(save=rank == 1) == (0, True, False)
+        assert stopping.agreed(save=rank == 1) == stopping.Agreement(save=True)
         assert process_group.gather(rank) == [0, 1]
         assert process_group.broadcast(rank, source=1) == 1
         assert losses.Ranks().total(torch.tensor(rank + 1.0)) == 3

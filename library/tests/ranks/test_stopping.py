@@ -8,7 +8,7 @@ import samestep
 from library.tests.programs import environment, run_code, until
 
 IN_TURN = """
-import os, signal, sys, time
+import faulthandler, os, signal, sys, time
 from samestep.ranks import stopping
 for text in sys.argv[1:]:
     if child := os.fork():
@@ -34,9 +34,9 @@ print(stopping.agreed(save=True)[0], flush=True)
 stopping.interruptible(lambda: print('never', flush=True))
 """: "15\nends 143\n",
     """stopping.defer(); os.kill(os.getpid(), signal.SIGHUP)
-print(stopping.agreed(save=True), flush=True)
+print([*map(int, stopping.agreed(save=True))], flush=True)
 stopping.check()
-""": "(1, True, False)\nends 129\n",
+""": "[1, 1, 0, 0, 0]\nends 129\n",
     # A wait for the next batch is ended.
     """stopping.defer(); os.system(f'(sleep 1; kill -TERM {os.getpid()}) &')
 stopping.interruptible(lambda: time.sleep(60))
@@ -46,6 +46,23 @@ stopping.interruptible(lambda: time.sleep(60))
 print('to its end', flush=True)
 stopping.check()
 """: "to its end\nends 143\n",
+    # What asks to save ends nothing, and is asked for once; under Slurm SIGUSR1 asks for more.
+    """os.kill(os.getpid(), signal.SIGUSR1); stopping.defer()
+print([*map(int, stopping.agreed())], [*map(int, stopping.agreed())], flush=True)
+os.environ["SLURM_JOB_ID"] = "7"
+for number in (signal.SIGUSR2, signal.SIGUSR1):
+    os.kill(os.getpid(), number)
+    stopping.check()
+    print([*map(int, stopping.agreed())], flush=True)
+""": "[0, 0, 0, 1, 0] [0, 0, 0, 0, 0]\n[0, 0, 0, 1, 0]\n[0, 0, 0, 1, 1]\nends 0\n",
+    # Handlers of the program stay, also that of a library in C.
+    """stopping.uninstall()
+signal.signal(signal.SIGUSR1, lambda *_: print('mine', flush=True))
+faulthandler.register(signal.SIGUSR2, file=open(os.devnull, 'w'))
+stopping.install(); stopping.defer()
+for number in (signal.SIGUSR1, signal.SIGUSR2): os.kill(os.getpid(), number)
+print(stopping.agreed().asked, flush=True)
+""": "mine\nFalse\nends 0\n",
     # A second Ctrl-C does not wait.
     """stopping.defer()
 for _ in range(2): os.kill(os.getpid(), signal.SIGINT)
@@ -77,7 +94,7 @@ def test_when_a_signal_ends_a_process():
 
 def test_nohup_keeps_a_run_from_stopping():
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    hang_up = "os.kill(os.getpid(), signal.SIGHUP); print(stopping.agreed(), flush=True)"
+    hang_up = "os.kill(os.getpid(), signal.SIGHUP); print(stopping.agreed()[:3], flush=True)"
     done = run_code(ignore + IN_TURN, hang_up)
     assert done.stdout == "(0, False, False)\nends 0\n"
 
@@ -118,6 +135,7 @@ def test_an_orphan_ends_itself(before: str):
 def test_nothing_else_listens_to_signals():
     files = Path(samestep.__file__).parent.rglob("*.py")
     users = {path.name for path in files if "signal.signal(" in path.read_text()}
-    # A search, the user's own scripts, `samestep verify`, and a fork that forgets its handlers.
-    train_nothing = {"cluster_job.py", "script.py", "main.py", "forked.py"}
+    # A search, the user's own scripts, `samestep verify`, a fork that forgets its handlers, and an
+    # agent.
+    train_nothing = {"cluster_job.py", "script.py", "main.py", "forked.py", "requests.py"}
     assert users == {"stopping.py", "process.py"} | train_nothing

@@ -13,6 +13,7 @@
 
 import logging
 import math
+import signal
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ from samestep.option_names import option, setting
 from samestep.ranks import environment, stopping
 from samestep.ranks.compat import callbacks_of, read_saver, set_saver
 from samestep.ranks.process_group import on_rank_zero
+from samestep.ranks.requeue import requeue_job
 from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, record, replication, shards
 from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor
@@ -189,17 +191,26 @@ class Checkpoints(Checkpoint):
         has_new_step = trainer.global_step > self._saved_step
         # Rank zero alone says when a save is due: clocks and metrics of the ranks differ. A signal
         # may have come to any of them.
-        signum, must_save, is_writing = stopping.agreed(
+        agreed = stopping.agreed(
             save=is_due and has_new_step and trainer.is_global_zero,
             busy=self._checkpoint_io.is_writing(),
         )
-        if must_save or (signum and has_new_step):
+        must_save = agreed.save or agreed.asked or agreed.signum > 0
+        if must_save and has_new_step:
             self._save(trainer)
-        elif not is_writing:
+        elif not agreed.busy:
             # All ranks have written their shards of the checkpoint before.
             self._commit(trainer)
+        signum = agreed.signum
+        if agreed.requeue:
+            # Slurm ends the job as soon as it is queued again.
+            self._commit(trainer)
+            if on_rank_zero(requeue_job):
+                signum = signum or signal.SIGUSR1
         if signum:
             raise Stopped(signum)
+        if agreed.asked:
+            print_note(trainer, f"Saved after step {trainer.global_step}, as a signal has asked.")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Compare the weights that were validated with the best ones."""

@@ -5,6 +5,7 @@ agent.
 
 Read in this order: ``cluster_environment`` (which node this is), ``rendezvous`` (where it meets the
 others), ``device_option`` (how many ranks ``devices`` means), ``agent`` (starts the ranks and
-watches them), ``outcome`` (how they ended), ``etcd_rendezvous`` (where nodes that come and go
-meet), ``pid1`` (the first process of a container), ``run_script`` (the command ``samestep run``).
+watches them), ``outcome`` (how they ended), ``requests`` (signals that ask them to save),
+``etcd_rendezvous`` (where nodes that come and go meet), ``pid1`` (the first process of a
+container), ``run_script`` (the command ``samestep run``).
 """

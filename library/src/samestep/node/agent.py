@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from samestep.errors import ConfigError
 from samestep.node import device_option
 from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
+from samestep.node.requests import Requests
 from samestep.option_names import option, setting
 from samestep.ranks import environment, heartbeat
 from samestep.ranks.failure import EXIT_ERROR
@@ -180,12 +181,14 @@ def run_agents(config: "LaunchConfig", spec: "WorkerSpec", rendezvous: Rendezvou
     with tempfile.TemporaryDirectory(prefix="heartbeats-", ignore_cleanup_errors=True) as folder:
         environment.set_variable(heartbeat.FOLDER, folder)
         hung_ranks = HungRanks(Path(folder))
+        requests = Requests(Path(folder))
         # torchrun's agent restarts its processes whatever their exit codes are. So each agent here
         # has no restarts, and the next one meets the other nodes again at the same endpoint.
         for restarts_left in range(config.max_restarts, -1, -1):
             is_last = restarts_left == 0
             try:
-                outcome = run_agent(config, spec, hung_ranks, is_last=is_last)
+                with requests.noted():
+                    outcome = run_agent(config, spec, hung_ranks, requests, is_last=is_last)
             except Exception as error:
                 # The agent has ended its ranks, and the nodes meet again.
                 if is_last or not rendezvous.is_loss(error):
@@ -197,7 +200,12 @@ def run_agents(config: "LaunchConfig", spec: "WorkerSpec", rendezvous: Rendezvou
 
 
 def run_agent(
-    config: "LaunchConfig", spec: "WorkerSpec", hung_ranks: HungRanks, *, is_last: bool
+    config: "LaunchConfig",
+    spec: "WorkerSpec",
+    hung_ranks: HungRanks,
+    requests: Requests,
+    *,
+    is_last: bool,
 ) -> Outcome | None:
     """Run one agent; return how its processes ended, or None if another agent must restart them."""
     from torch.distributed.elastic.agent.server.api import WorkerState
@@ -214,6 +222,7 @@ def run_agent(
         shutdown_timeout=config.shutdown_timeout,
     )
     before_monitoring(agent, hung_ranks.end)
+    before_monitoring(agent, requests.pass_on)
     result = agent.run()
     if result is None:
         raise RendezvousClosedError("the other nodes have finished without this one")

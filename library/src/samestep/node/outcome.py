@@ -4,13 +4,21 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from samestep.ranks.failure import EXIT_CONFIG, EXIT_ERROR, EXIT_SIGTERM, LOST, PREFIX
+from samestep.ranks.failure import (
+    EXIT_CONFIG,
+    EXIT_ERROR,
+    EXIT_REQUEUED,
+    EXIT_SIGTERM,
+    LOST,
+    PREFIX,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.launcher.api import LaunchConfig
 
-STOPPED = (EXIT_SIGTERM, -signal.SIGTERM)  # after saving, or before there was anything to save
+# After saving, or before there was anything to save.
+STOPPED = (EXIT_SIGTERM, EXIT_REQUEUED, -signal.SIGTERM)
 
 
 class Outcome(NamedTuple):
@@ -31,7 +39,9 @@ def outcome_of(failures: "Mapping[int, ProcessFailure]") -> Outcome:
     rank = first_rank(failures)
     code = failures[rank].exitcode
     if code in STOPPED:
-        return Outcome(EXIT_SIGTERM)
+        # The agent sends SIGTERM to the other ranks when the first one has ended.
+        was_requeued = EXIT_REQUEUED in {failure.exitcode for failure in failures.values()}
+        return Outcome(EXIT_REQUEUED if was_requeued else EXIT_SIGTERM)
     if code < 0:
         return outcome_of_signal(rank, -code, messages[rank])
     # A rank that names what the user can mend says more than one that has lost the others.
@@ -112,7 +122,7 @@ def is_final(failures: "Mapping[int, ProcessFailure]", config: "LaunchConfig") -
     if config.min_nodes == config.max_nodes:
         # With a fixed number of nodes a stopped node is not replaced, so the others would wait for
         # it forever. If it was node 0, the store is gone too.
-        final.add(EXIT_SIGTERM)
+        final |= {EXIT_SIGTERM, EXIT_REQUEUED}
     codes = {failure.exitcode for failure in failures.values()}
     return not codes.isdisjoint(final)
 

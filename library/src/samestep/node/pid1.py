@@ -14,9 +14,10 @@ from pathlib import Path
 
 from samestep.node.outcome import name_signal
 from samestep.ranks import environment, secrets
-from samestep.ranks.failure import PREFIX
+from samestep.ranks.failure import ASKS, PREFIX
 
-FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+FORWARDED = ENDS | ASKS
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
 ORPHANS_S = 30  # seconds that ranks whose agent has ended have to save
 MESSAGE_BYTES = 4096  # Kubernetes keeps no more
@@ -53,15 +54,16 @@ def forward_signals(child: int, signals: set[signal.Signals]) -> int:
     """Forward signals to the child until it has ended; return its status."""
     to_forward = FORWARDED
     if environment.variable("SLURM_STEP_ID") is not None:
-        # Slurm itself sends SIGTERM to every process of a job step.
-        to_forward = FORWARDED - {signal.SIGTERM}
+        # Slurm itself sends these to every process of a job step.
+        to_forward = FORWARDED - {signal.SIGTERM} - ASKS
     ended: dict[int, int] = {}
     while child not in ended:
         signum = signal.sigwait(signals)
         if signum in to_forward:
             os.kill(child, signum)
             # A second signal would end torchrun's agent without its ranks.
-            to_forward = set()
+            if signum in ENDS:
+                to_forward = set()
         ended |= reap()
     return ended[child]
 

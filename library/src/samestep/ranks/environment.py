@@ -79,6 +79,11 @@ def first_of_slurm(variables: Mapping[str, str]) -> tuple[str, str]:
     return first, str(port)
 
 
+def slurm_job() -> str | None:
+    """The number of the job of Slurm that this process is part of; None if there is none."""
+    return variable("SLURM_JOB_ID")
+
+
 def run_id() -> str | None:
     """The name this run was given: ``$RUN_ID``, otherwise torchrun's run id, otherwise None."""
     given = variable("RUN_ID")

@@ -21,6 +21,8 @@ from samestep.ranks.secrets import redact
 
 EXIT_ERROR, EXIT_CONFIG = 1, 2
 EXIT_SIGTERM = 128 + signal.SIGTERM  # 143: stopped after saving
+EXIT_REQUEUED = 128 + signal.SIGUSR1  # 138: stopped after saving, and Slurm starts the job again
+ASKS = {signal.SIGUSR1, signal.SIGUSR2}  # signals that ask a run to save
 PREFIX = "error: "  # begins the message of an error that the user can mend
 LOST = "has lost its connection to another rank"
 

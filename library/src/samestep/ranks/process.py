@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from samestep.ranks import environment
@@ -60,8 +61,38 @@ def make_output_safe() -> None:
         except OSError:
             null = os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is missing
             os.set_inheritable(null, True)  # processes started here need it too
+    make_streams_safe()
+
+
+def make_streams_safe() -> None:
+    """Let nothing that is printed end this process; a replaced stdout or stderr stays as it is."""
     sys.stdout = _safe(sys.stdout, sys.__stdout__, 1)
     sys.stderr = _safe(sys.stderr, sys.__stderr__, 2)
+
+
+def drop_lost_terminal() -> None:
+    """Write nowhere what would go to a terminal that was closed; a SIGHUP may say so.
+
+    Not every stream is one of ``make_streams_safe``: a script may have replaced it before.
+    """
+    for descriptor in (1, 2):
+        if has_hung_up(descriptor):
+            drop_output(descriptor)
+
+
+def has_hung_up(descriptor: int) -> bool:
+    """Whether the other end of a pipe or a terminal has gone; nothing is written to find out."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def drop_output(descriptor: int) -> None:
+    """Make ``/dev/null`` of an open file."""
+    # The same descriptor, so that libraries in C and child processes write there too.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 def has_lost_reader(stdout: os.stat_result) -> bool:
@@ -69,10 +100,7 @@ def has_lost_reader(stdout: os.stat_result) -> bool:
     # Once something could not be written there, /dev/null has replaced it.
     if not os.path.samestat(stdout, os.fstat(sys.stdout.fileno())):
         return True
-    # A pipe tells that its reader has gone without anything being written.
-    pipe = select.poll()
-    pipe.register(sys.stdout.fileno(), 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0))
+    return has_hung_up(sys.stdout.fileno())
 
 
 class _Output(io.FileIO):
@@ -84,10 +112,7 @@ class _Output(io.FileIO):
         except BlockingIOError:
             raise  # the reader is only slow
         except OSError:
-            # The same descriptor, so that libraries in C and child processes write there too.
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
-            os.close(null)
+            drop_output(self.fileno())
             return len(data)
 
 
@@ -98,6 +123,9 @@ def _safe(stream: Any, original: Any, descriptor: int) -> Any:
     encoding, write_through = "utf-8", False
     # Python has no stream for a descriptor that was closed when it started.
     if stream is not None:
+        # What was printed before, which comes first. At its end Python would print it, or fail.
+        with suppress(OSError):
+            stream.flush()
         encoding, write_through = stream.encoding, stream.write_through
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),

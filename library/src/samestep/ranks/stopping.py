@@ -3,6 +3,7 @@
 ::
 
     SIGTERM, SIGINT    the handler only remembers the signal; SIGHUP too: a closed terminal
+    SIGUSR1, SIGUSR2   the same; it asks to save, and SIGUSR1 in a job of Slurm to queue it again
     before each step   agreed(): one all-reduce says whether any rank got one, or wants to save
     one of them did    every rank saves, and raises Stopped; the exit code is 143
 
@@ -14,14 +15,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from multiprocessing.resource_tracker import ResourceTracker
+from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import distributed as dist
 
-from samestep.ranks import collectives, environment
-from samestep.ranks.failure import EXIT_SIGTERM
+from samestep.ranks import child_signals, collectives, environment, process
+from samestep.ranks.failure import ASKS, EXIT_SIGTERM
 
 Waited = TypeVar("Waited")
 
@@ -40,9 +44,26 @@ class _State:
     """What this process was told, and where it may stop. One per process, as signals are."""
 
     installed = False
-    signum = 0  # the first signal that came
+    signum = 0  # the first signal that came and stops the run
     deferred = False  # a signal waits for check()
+    is_asked = False  # to save
+    is_requeued = False  # asked to queue the job again
     before: ClassVar[dict[int, Any]] = {}  # the handlers that the program had
+
+
+class Agreement(NamedTuple):
+    """What holds on any of the ranks before a step."""
+
+    signum: int = 0
+    """The largest signal that stops the run; 0 if no rank got one."""
+    save: bool = False
+    """A checkpoint is due."""
+    busy: bool = False
+    """A rank still writes the checkpoint before."""
+    asked: bool = False
+    """A signal asks to save."""
+    requeue: bool = False
+    """A signal asks to save, to queue the job of Slurm again, and to stop."""
 
 
 def handled() -> set[signal.Signals]:
@@ -53,11 +74,26 @@ def handled() -> set[signal.Signals]:
     return signals
 
 
+def without_handler(signals: set[signal.Signals]) -> set[signal.Signals]:
+    """Those of these signals that would end the process, because the program has no handler."""
+    free = {signum for signum in signals if signal.getsignal(signum) is signal.SIG_DFL}
+    # Python does not know the handler of faulthandler.register, but the kernel does.
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return free
+    _, _, rest = status.read_text().partition("SigCgt:")
+    caught = int(rest.split()[0], base=16)
+    return {signum for signum in free if not caught >> (signum - 1) & 1}
+
+
 def install() -> None:
     """Remember the signals from now on; end when torchrun's agent has ended."""
     _State.installed = True
     _State.signum, _State.deferred = 0, False
+    _State.is_asked = _State.is_requeued = False
+    asks = without_handler(ASKS)
     _State.before = {signum: signal.signal(signum, _remember) for signum in handled()}
+    _State.before |= {signum: signal.signal(signum, _ask) for signum in asks}
     if environment.under_torchrun():
         threading.Thread(target=_follow_agent, args=(environment.parent(),), daemon=True).start()
 
@@ -68,6 +104,7 @@ def uninstall() -> None:
     if threading.current_thread() is threading.main_thread():
         for signum, handler in _State.before.items():
             signal.signal(signum, handler)
+        _State.before = {}
 
 
 def is_installed() -> bool:
@@ -96,31 +133,43 @@ def interruptible(wait: Callable[[], Waited]) -> Waited:
         _State.deferred = deferred
 
 
-def agreed(*, save: bool = False, busy: bool = False) -> tuple[int, bool, bool]:
-    """The largest signal that a rank got, otherwise 0; whether a rank wants to save, or is busy.
+def agreed(*, save: bool = False, busy: bool = False) -> Agreement:
+    """What holds on any of the ranks; what a signal has asked for is then no longer asked.
 
-    With a signal the others are not known, and busy ranks are not if one wants to save. One
-    all-reduce of a number between CPUs: every rank must call this at the same point.
+    One all-reduce of a few numbers between CPUs: every rank must call this at the same point.
     """
-    # One number holds all three: a signal weighs more than the wish to save, and that more than
-    # being busy.
-    number = 4 * _State.signum + 2 * save + busy
+    asked, requeue = _State.is_asked, _State.is_requeued
+    _State.is_asked = _State.is_requeued = False
+    mine = Agreement(_State.signum, save, busy, asked, requeue)
     # A rank alone makes no tensor in each step.
-    if collectives.num_ranks() > 1:
-        number = int(collectives.all_reduce(torch.tensor(number), dist.ReduceOp.MAX))
-    return number // 4, number % 4 >= 2, number % 4 == 1
+    if collectives.num_ranks() == 1:
+        return mine
+    largest = collectives.all_reduce(torch.tensor(mine), dist.ReduceOp.MAX)
+    signum, *others = largest.tolist()
+    return Agreement(signum, *map(bool, others))
 
 
 def check() -> None:
     """Raise ``Stopped`` on every rank if one of them got a signal; all ranks must call this."""
-    signum, *_ = agreed()
+    signum = _State.signum
+    if collectives.num_ranks() > 1:
+        signum = int(collectives.all_reduce(torch.tensor(signum), dist.ReduceOp.MAX))
     if signum:
         raise Stopped(signum)
+
+
+def _ask(signum: int, frame: FrameType | None) -> None:
+    _State.is_asked = True
+    # SIGUSR2 has no such custom.
+    if signum == signal.SIGUSR1 and environment.slurm_job() is not None:
+        _State.is_requeued = True
 
 
 def _remember(signum: int, frame: FrameType | None) -> None:
     if signum == signal.SIGINT and _State.signum:
         raise KeyboardInterrupt  # asked a second time: end without saving
+    if signum == signal.SIGHUP:
+        process.drop_lost_terminal()
     _State.signum = _State.signum or signum
     if not _State.deferred:
         raise Stopped(signum)
@@ -135,25 +184,32 @@ def _follow_agent(agent: int) -> None:
     os._exit(EXIT_SIGTERM)
 
 
-def _obey_parent_only() -> None:
-    """Let a forked loader process end when its rank says so, and only then.
+def _obey_in_fork() -> None:
+    """Let a process that was forked from a rank end when its rank says so, and only then."""
+    # Before a run has begun, and after it, a signal means what the program says.
+    if signal.getsignal(signal.SIGTERM) is _remember:
+        child_signals.obey_parent_only(os.getppid(), _State.before)
 
-    An agent sends SIGTERM to the loader processes too, a terminal Ctrl-C or SIGHUP. A loader
-    process that ends before its rank makes torch raise there, in the middle of the step after
-    which the rank would save.
+
+def _start_obedient(process: BaseProcess) -> None:
+    """``start`` of multiprocessing, in every process; the loaders of a rank call it."""
+    if signal.getsignal(signal.SIGTERM) is _remember:
+        child_signals.start_obedient(process, {*_State.before})
+    else:
+        child_signals.start_process(process)
+
+
+def _start_obedient_tracker(tracker: ResourceTracker) -> None:
+    """``ensure_running`` of the process that removes semaphores, which spawned processes need.
+
+    It ignores SIGTERM and SIGINT by itself; but Python 3.11 unblocks them here in this thread, with
+    which other processes are started next.
     """
-    if signal.getsignal(signal.SIGTERM) is not _remember:
-        return
-    # torch installs a handler of its own in the loader process later, so the signals are blocked,
-    # and a thread waits for that of the rank.
-    signal.pthread_sigmask(signal.SIG_BLOCK, handled())
-
-    def wait() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-            pass
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
+    with child_signals.blocked({*_State.before}):
+        child_signals.start_tracker(tracker)
 
 
-os.register_at_fork(after_in_child=_obey_parent_only)
+os.register_at_fork(after_in_child=_obey_in_fork)
+# There is no hook for a new Python, as there is one for a fork.
+BaseProcess.start = _start_obedient  # type: ignore[method-assign, assignment]
+ResourceTracker.ensure_running = _start_obedient_tracker  # type: ignore[method-assign, assignment]

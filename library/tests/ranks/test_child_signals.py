@@ -1,0 +1,91 @@
+"""Real signals to a whole process group: the loader processes must not end before their rank."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from library.tests.programs import PATIENCE_S, environment, until
+
+SCRIPT = """
+import sys, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from library.tests.kit import Net
+from samestep import Trainer
+
+class Data(TensorDataset):
+    def __getstate__(self):
+        # A new Python is started with the data, and will import for seconds.
+        print("starts a process", flush=True)
+        return self.__dict__
+
+class Slow(Net):
+    def training_step(self, batch, batch_idx):
+        print("step", self.global_step, flush=True)
+        time.sleep(0.05)
+        return super().training_step(batch, batch_idx)
+
+if __name__ == "__main__":
+    options = {"max_epochs": 100, "accelerator": "cpu", "enable_progress_bar": False, "devices": 1}
+    trainer = Trainer(run_dir="mine", enable_model_summary=False, **options)
+    data = Data(torch.arange(2.0 * int(sys.argv[2]))[:, None])
+    trainer.fit(Slow(), DataLoader(data, 2, num_workers=2, multiprocessing_context=sys.argv[1]))
+"""
+
+
+def send_in_turn(
+    folder: Path, method: str, *turns: tuple[str, str], num_steps: int = 200
+) -> tuple[int, str]:
+    """Train; send each signal to the whole process group when its text has been printed after the
+    one before. Returns the exit code, and what was printed."""
+    (folder / "script.py").write_text(SCRIPT)
+    output = folder / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "script.py", method, str(num_steps)], cwd=folder, env=environment(),
+            stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    try:
+        seen = 0
+        for text, name in turns:
+
+            def is_printed(text: str = text, seen: int = seen) -> bool:
+                return text in output.read_text()[seen:] or process.poll() is not None
+
+            until(is_printed, says=output.read_text)
+            seen = len(output.read_text())
+            os.killpg(process.pid, signal.Signals[name])
+        return process.wait(PATIENCE_S), output.read_text()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_signal_to_the_process_group_saves(tmp_path: Path, method: str):
+    turns = (
+        ("step 3", "SIGUSR1"),
+        ("Saved after step ", "SIGUSR2"),
+        ("Saved after step ", "SIGTERM"),
+    )
+    exit_code, printed = send_in_turn(tmp_path, method, *turns)
+    assert exit_code == 143, printed
+    assert "Stopped by SIGTERM after step " in printed
+    assert "; saved." in printed
+    assert "Traceback" not in printed
+    assert (tmp_path / "mine/checkpoints/last.ckpt").exists()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_signal_while_the_processes_start_saves(tmp_path: Path, method: str):
+    """In the second epoch, which starts processes of its own; they import for seconds."""
+    turns = ("step 9", "SIGUSR1"), ("starts a process", "SIGTERM")
+    exit_code, printed = send_in_turn(tmp_path, method, *turns, num_steps=10)
+    assert exit_code == 143, printed
+    assert "Stopped by SIGTERM after step 10; saved." in printed
+    # A process that is not ready when its rank ends may find none of its semaphores.
+    assert "exited unexpectedly" not in printed

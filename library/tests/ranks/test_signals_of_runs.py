@@ -1,0 +1,145 @@
+"""Real signals to runs, a terminal that is closed, and a reader that goes away."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from library.tests.programs import PATIENCE_S, environment, until
+
+SCRIPT = """
+import json, sys, time
+from library.tests.kit import Net, batches
+from samestep import Trainer
+
+class Slow(Net):
+    def training_step(self, batch, batch_idx):
+        print("step", self.global_step, flush=True)
+        time.sleep(0.1)
+        return super().training_step(batch, batch_idx)
+
+options = {"run_dir": "mine", "max_epochs": 100, "accelerator": "cpu"} | json.loads(sys.argv[1])
+Trainer(**options).fit(Slow(), batches(64))
+"""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+SAMESTEP_RUN = ("-m", "samestep", "run", "--nproc-per-node=2")
+QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
+
+
+def state_of(folder: Path) -> tuple[str, str]:
+    record = json.loads((folder / "mine/run.json").read_text())
+    return record["state"], record["why"]
+
+
+class Run:
+    """A run of the script in a process of its own, whose output is in a file."""
+
+    def __init__(self, folder: Path, *launcher: str, **variables: str) -> None:
+        options = QUIET | ({} if launcher[:1] == ("-m",) else {"devices": int(launcher[0])})
+        self.output = folder / "output"
+        (folder / "script.py").write_text(SCRIPT)
+        words = launcher if launcher[:1] == ("-m",) else ()
+        with self.output.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, *words, "script.py", json.dumps(options)], cwd=folder,
+                env=environment(**variables), stdout=file, stderr=file, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        def is_printed() -> bool:
+            is_there = self.output.read_text().count(text) >= count
+            return is_there or self.process.poll() is not None
+
+        until(is_printed, says=self.output.read_text)
+        assert self.process.poll() is None, self.output.read_text()
+
+    def ends_with(self, exit_code: int) -> str:
+        assert self.process.wait(PATIENCE_S) == exit_code, self.output.read_text()
+        printed = self.output.read_text()
+        assert "Traceback" not in printed
+        return printed
+
+
+@pytest.mark.parametrize("launcher", [("2",), SAMESTEP_RUN])
+def test_an_agent_passes_on_what_asks_to_save(tmp_path: Path, launcher: tuple[str, ...]):
+    run = Run(tmp_path, *launcher)
+    for number, name in enumerate((signal.SIGUSR1, signal.SIGUSR2), start=1):
+        run.wait_for("step 3")
+        run.process.send_signal(name)
+        run.wait_for("Saved after step ", count=number)
+    run.process.send_signal(signal.SIGTERM)
+    assert "Stopped by SIGTERM after step " in run.ends_with(143)
+
+
+def test_ranks_save_when_sigusr1_has_ended_torchrun(tmp_path: Path):
+    run = Run(tmp_path, *TORCHRUN)
+    run.wait_for("step 3")
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.process.wait(PATIENCE_S) == -signal.SIGUSR1
+    until(lambda: state_of(tmp_path) == ("stopped", "SIGTERM"), says=run.output.read_text)
+    assert (tmp_path / "mine/checkpoints/last.ckpt").exists()
+
+
+def make_scontrol(folder: Path, exit_code: int) -> dict[str, str]:
+    """Variables of a job of Slurm, with a ``scontrol`` that notes how it was called."""
+    program = folder / "bin/scontrol"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho $@ >> {folder}/called; echo no >&2; exit {exit_code}\n")
+    program.chmod(0o755)
+    return {"SLURM_JOB_ID": "7", "PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+def test_sigusr1_in_a_job_of_slurm_saves_queues_it_again_and_stops(tmp_path: Path):
+    run = Run(tmp_path, "2", **make_scontrol(tmp_path, 0))
+    run.wait_for("step 3")
+    run.process.send_signal(signal.SIGUSR1)
+    assert "Stopped by SIGUSR1 after step " in run.ends_with(138)
+    assert (tmp_path / "called").read_text() == "requeue 7\n"
+    assert state_of(tmp_path) == ("stopped", "SIGUSR1")
+
+
+def test_a_job_that_slurm_does_not_queue_again_trains_on(tmp_path: Path):
+    run = Run(tmp_path, "1", **make_scontrol(tmp_path, 1))
+    run.wait_for("step 3")
+    run.process.send_signal(signal.SIGUSR1)
+    run.wait_for("Note: `scontrol requeue 7` has failed (no), so the run trains until its limit")
+    run.wait_for("Saved after step ")
+    run.process.send_signal(signal.SIGTERM)
+    run.ends_with(143)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_whose_terminal_is_closed_saves(tmp_path: Path, devices: int):
+    """With the progress bar of Lightning, which cannot be drawn any more."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(tmp_path)
+        words = [sys.executable, "script.py", json.dumps({"devices": devices})]
+        os.execve(words[0], words, environment())
+    seen = b""
+    while b"step 3" not in seen:
+        seen += os.read(terminal, 4096)
+    os.close(terminal)
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert exit_code == 129
+    assert state_of(tmp_path) == ("stopped", "SIGHUP")
+    assert (tmp_path / "mine/checkpoints/last.ckpt").exists()
+
+
+def test_a_reader_that_goes_away_loses_the_output_and_not_the_run(tmp_path: Path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    options = json.dumps({"devices": 1, "max_epochs": 1})
+    command = f"{sys.executable} script.py '{options}' | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "BrokenPipe" not in done.stderr
+    assert state_of(tmp_path)[0] == "finished"
