@@ -3,16 +3,30 @@
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
+from samestep.callbacks.loader_state import (
+    BYTES_NAMED,
+    MAX_NAMED,
+    Attribute,
+    attributes_in,
+    attributes_of_loader,
+    changed_in_processes,
+    collate_fn_of,
+    encode_data,
+    find_changed,
+    own_attributes,
+    parts_of_loader,
+    private_names,
+    saved_state,
+)
 from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.state_codec import (
     LIBRARIES,
@@ -32,7 +46,6 @@ from samestep.callbacks.state_codec import (
     storage_of,
 )
 from samestep.data.loaders import find_loaders, without_states
-from samestep.data.sampler import WrappedBatches
 from samestep.metrics import EpochMean
 from samestep.ranks import compat, epoch_logs
 from samestep.ranks.process_group import gather
@@ -40,25 +53,10 @@ from samestep.ranks.sharded import class_of
 
 log = logging.getLogger(__name__)
 
+MAX_ASKED = 64  # batches after which loader processes are asked what has changed there
 MAX_KEPT = 100_000  # items of an attribute that is kept
-MAX_NAMED = 1_000  # items that are compared of one that can only be named
 BYTES_KEPT = 2**24  # of a tensor that are compared, spread over all of it
-BYTES_NAMED = 2**15
 SAVES = "on_save_checkpoint", "state_dict", "get_extra_state"  # of a module
-
-
-class Attribute(NamedTuple):
-    """An attribute of the module, of its parts, or of what else takes part in the training.
-
-    name: such as ``Model.net.running``.
-    can_be_kept: whether its owner allows that.
-    saved: the state of its owner that every checkpoint holds.
-    """
-
-    name: str
-    value: Any
-    can_be_kept: bool = False
-    saved: Any = None
 
 
 @dataclass
@@ -71,6 +69,8 @@ class Snapshot:
     """Equal if the values are; false if there is nothing in it that could change."""
     kept: dict[str, Any] = field(default_factory=dict)
     """The values that can be kept."""
+    data: dict[str, list[Any]] = field(default_factory=dict)
+    """What data sets and loaders have: encoded values, one for each object of a class."""
     objects: dict[int, Any] = field(default_factory=dict)
     """What the kept values consist of, by its id."""
 
@@ -98,7 +98,12 @@ class Snapshot:
         numbers = self._numbers(attribute.value)
         saved = self._numbers(attribute.saved)
         # Its owner saves it itself, under whatever name.
-        if not set(saved).issuperset(numbers):
+        if set(saved).issuperset(numbers):
+            return
+        if attribute.is_of_data:
+            encoded = encode_data(attribute.value, self.elsewhere)
+            self.data.setdefault(attribute.name, []).append(encoded)
+        else:
             self.fingerprints[attribute.name] = numbers
 
     def _numbers(self, value: Any) -> list[object]:
@@ -137,12 +142,14 @@ class Attributes(L.Callback):
         self.lost: list[str] = []
         """What cannot be kept, such as ``Model.momentum``."""
         self._before: dict[str, Any] | None = None  # the fingerprints when training began
+        self._data: dict[str, list[Any]] = {}  # what data sets had when they were compared last
         self._first = LivingIds()  # of what existed then
         self._changed: set[str] = set()
         self._saved: list[dict[str, Any]] = []  # of each rank, from a checkpoint
         self._unsaved_buffers: list[str] = []
         self._first_epoch = 0
         self._num_compared = 0
+        self._num_asked = 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Note the buffers with ``persistent=False``, before a strategy shards the model."""
@@ -167,8 +174,10 @@ class Attributes(L.Callback):
         """
         self._first_epoch = trainer.current_epoch
         self._num_compared = 0
+        self._num_asked = 0
         now = self._take_snapshot(trainer, pl_module)
         self._before = now.fingerprints
+        self._data = now.data
         self._first = LivingIds(now.objects.values())
         self._restore(trainer, pl_module)
         name_in_note(
@@ -184,12 +193,20 @@ class Attributes(L.Callback):
         """Name what is lost, after the first batch of the first epoch, and of the second."""
         # Two comparisons, because each takes time. In the second epoch a loader has started over,
         # and the module may have told it the epoch.
-        if self._num_compared == 2 or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
+            return
+        if self._num_asked < MAX_ASKED:
+            self._num_asked += 1
+            self._name_lost(changed_in_processes(find_loaders(trainer.train_dataloader)), trainer)
+        if self._num_compared == 2:
             return
         if trainer.current_epoch - self._first_epoch == self._num_compared:
             self._num_compared += 1
             now = self._take_snapshot(trainer, pl_module)
-            self._name_lost(now.changed_since(self._before or {}) - now.kept.keys(), trainer)
+            changed = now.changed_since(self._before or {}) - now.kept.keys()
+            self._name_lost(changed.union(find_changed(self._data, now.data)), trainer)
+            # A cache that was filled since is compared from now on.
+            self._data = now.data
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -326,10 +343,12 @@ class Attributes(L.Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         # A run without a DataModule has None here, whose class is of Python's library.
         if not is_of_library(data):
-            yield from attributes_of_owner(type(data).__name__, data, L.LightningDataModule)
+            name = type(data).__name__
+            for attribute in attributes_of_owner(name, data, L.LightningDataModule):
+                yield attribute._replace(is_of_data=True)
         # A loader with state_dict and load_state_dict saves what it needs.
         for loader in without_states(find_loaders(trainer.train_dataloader)):
-            yield from attributes_of_loader(loader, data)
+            yield from attributes_of_loader(loader, data, pl_module)
 
 
 def find_owners(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
@@ -369,20 +388,6 @@ def saves_itself(part: nn.Module) -> bool:
     return any(getattr(type(part), hook, None) is not getattr(base, hook, None) for hook in SAVES)
 
 
-def own_attributes(
-    name: str, owner: Any, ignored: Collection[str], can_be_kept: bool = False, saved: Any = None
-) -> Iterator[Attribute]:
-    """The attributes of one object whose names are not ``ignored``."""
-    for attribute, value in getattr(owner, "__dict__", {}).items():
-        if attribute not in ignored:
-            yield Attribute(f"{name}.{attribute}", value, can_be_kept, saved)
-
-
-def private_names(owner: Any) -> set[str]:
-    """The names of its attributes that begin with an underscore."""
-    return {name for name in getattr(owner, "__dict__", {}) if name.startswith("_")}
-
-
 def attributes_of_owner(name: str, owner: Any, base: Any) -> Iterator[Attribute]:
     """The attributes of a callback or DataModule, unless it saves itself."""
     hook = getattr(type(owner), "on_save_checkpoint", None)
@@ -398,41 +403,15 @@ def attributes_of_owner(name: str, owner: Any, base: Any) -> Iterator[Attribute]
     if has_library_parent:
         ignored |= private_names(owner)
     can_be_kept = base is L.Callback and not has_library_parent
-    yield from own_attributes(name, owner, ignored, can_be_kept, owner.state_dict())
-
-
-def attributes_of_loader(loader: Any, data: Any) -> Iterator[Attribute]:
-    """The attributes of a loader and of what it reads, such as the passes that a data set counts.
-
-    The DataModule may hold them in its ``state_dict``.
-    """
-    saved = data.state_dict() if data is not None else None
-    for part in parts_of_loader(loader):
-        # Lightning tells a sampler that has ``set_epoch`` the epoch, also after a restart.
-        is_told = hasattr(part, "set_epoch") and part is not getattr(loader, "dataset", None)
-        if is_told or is_of_library(part):
-            continue
-        # Private attributes of a loader belong to torch's DataLoader.
-        ignored = private_names(loader) if part is loader else set[str]()
-        yield from own_attributes(type(part).__name__, part, ignored, saved=saved)
-
-
-def parts_of_loader(loader: Any) -> list[Any]:
-    """A loader, and what it reads; None for what it does not have."""
-    if not isinstance(loader, DataLoader):
-        return [loader]
-    batches = loader.batch_sampler
-    while isinstance(batches, WrappedBatches):
-        batches = batches.batches
-    return [loader, loader.dataset, loader.sampler, batches, getattr(batches, "sampler", None)]
+    yield from own_attributes(name, owner, ignored, can_be_kept, saved_state(owner))
 
 
 def find_objects_of_data(trainer: L.Trainer, elsewhere: set[int]) -> set[int]:
     """The ids of what the training data consist of: it may change before a step gets its batch."""
     found = set[int]()
     for loader in find_loaders(trainer.train_dataloader):
-        for part in [*parts_of_loader(loader), getattr(loader, "collate_fn", None)]:
-            for value in [part, *getattr(part, "__dict__", {}).values()]:
+        for part in [*parts_of_loader(loader), collate_fn_of(loader)]:
+            for value in [part, *attributes_in(part).values()]:
                 # Only its ids count, so one byte of a tensor is enough.
                 encoder = Encoder(elsewhere, partial(fingerprint, max_bytes=1), MAX_NAMED)
                 encoder.encode(value)

@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from samestep.callbacks.notes import print_note
 from samestep.callbacks.slice_weighting import SliceWeighting
@@ -351,6 +353,10 @@ class Checkpoints(Checkpoint):
         """Make a checkpoint before the first step, to find now what could not be saved or read."""
         checkpoint_io = self._checkpoint_io
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        module = trainer.lightning_module
+        if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
+            # Lazy layers have no weights before the first batch.
             return
         checkpoint_io.dry_run = DryRun()
         # Should the strategy write files itself, this name is not taken for a checkpoint.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from samestep.callbacks import loader_state
 from samestep.callbacks.checks import check_accumulation
 from samestep.callbacks.notes import print_note
 from samestep.callbacks.watchdog import Watchdog
@@ -115,6 +116,9 @@ class DataResume(L.Callback):
             for generator, state in zip(generators, self._saved_generators, strict=True):
                 generator.set_state(state)
         self._note_generators(trainer)
+        # Before Lightning starts loader processes. Rank zero speaks for all.
+        if trainer.is_global_zero:
+            loader_state.watch(find_loaders(trainer.train_dataloader))
         if self.batch:
             self._say_how_it_continues(trainer)
 
@@ -216,6 +220,7 @@ class DataResume(L.Callback):
         stages = [trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders]
         for loader in find_loaders(stages):
             unwrap(loader)
+            loader_state.unwatch(loader)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException

@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 from torchmetrics import Metric, MetricCollection
 
 from samestep.data.loaders import weights_of_ranks
@@ -180,6 +181,9 @@ def float_buffers(module: nn.Module) -> dict[str, Tensor]:
     """The buffers of a module that have a mean, by name: no counters, and none without elements."""
     buffers = {}
     for name, buffer in module.named_buffers():
+        # A lazy buffer has no size before its first batch.
+        if is_lazy(buffer):
+            continue
         if buffer.is_floating_point() and buffer.numel():
             buffers[name] = buffer
     return buffers

@@ -40,6 +40,7 @@ NUM_ENDS = 64  # items at each end of a list that is too long
 MAX_DEPTH = 8  # lists in objects in lists..., and objects that hold each other
 PLAIN = {type(None), bool, int, float, str}
 ITEMS = (list, tuple, deque, set, frozenset)
+FUNCTIONS = FunctionType, MethodType, partial
 NEW_ITEMS = {*ITEMS, dict, OrderedDict}  # containers that can be made from their items
 UNTRACKED = ("untracked", None)  # has no state, or a checkpoint holds it elsewhere
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Encoder:
         limit: no more items are encoded.
         first: ids of what existed when training began. Such objects are restored in place, because
             other parts of the program may share them.
+        looks_behind: encode what functions may change; it is only compared.
     """
 
     def __init__(
@@ -85,11 +87,13 @@ class Encoder:
         put: Callable[[Any], Any],
         limit: int,
         first: Container[int] = (),
+        looks_behind: bool = False,
     ) -> None:
         self.ignored = ignored
         self.put = put
         self.limit = limit
         self.first = first
+        self.looks_behind = looks_behind
         self.is_complete = True
         """Whether ``Decoder`` restores everything that was encoded."""
         self.objects: dict[int, Any] = {}
@@ -204,7 +208,10 @@ class Encoder:
 
     def _encode_function(self, function: Any, depth: int) -> Any:
         self._note_objects(function)
-        return UNTRACKED
+        if not self.looks_behind:
+            return UNTRACKED
+        behind = [self.encode(value, depth) for value in values_behind(function)]
+        return "function", behind
 
     _encoders: ClassVar[dict[Any, Callable[["Encoder", Any, int], Any]]] = {
         Tensor: _encode_tensor,
@@ -215,7 +222,7 @@ class Encoder:
         nn.Module: _encode_module,
         # An optimizer that Lightning does not know.
         (Optimizer, LRScheduler): _encode_state_dict,
-        (FunctionType, MethodType, partial): _encode_function,
+        FUNCTIONS: _encode_function,
     }
     """By the kinds of values; the first one that fits counts, and any other value is an object."""
 
@@ -253,7 +260,8 @@ class Encoder:
     def _note_objects(self, function: Any) -> None:
         """Note what a function, such as one of a data set, may change when it is called."""
         for value in values_behind(function):
-            self.objects[id(value)] = value
+            if type(value) not in PLAIN:
+                self.objects[id(value)] = value
 
     def _ends(self, items: Collection[Any]) -> Iterable[Any]:
         """The items; only the first and the last ones if there are too many."""
@@ -292,6 +300,7 @@ def values_behind(function: Any) -> list[Any]:
     owner = getattr(function, "__self__", None)
     if owner is not None:
         values.append(owner)
+    values += getattr(function, "__defaults__", None) or ()
     for cell in getattr(function, "__closure__", None) or ():
         # Reading an empty cell raises.
         with suppress(ValueError):

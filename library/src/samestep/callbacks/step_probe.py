@@ -297,8 +297,7 @@ def gathered_weights(module: nn.Module) -> Iterator[bool]:
     Every rank must enter it. Gives whether they are whole: they may be too large for one rank.
     """
     sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
-    size = sum(parameter.numel() for parameter in module.parameters())
-    if sharded and size > MAX_GATHERED:
+    if sharded and sum(parameter.numel() for parameter in module.parameters()) > MAX_GATHERED:
         yield False
         return
     for part in sharded:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import lightning as L
 import torch
+from torch.nn.parameter import is_lazy
 
 from samestep.config_keys import KeyScope, scope_of
 from samestep.errors import ConfigError, RunError
@@ -29,7 +30,13 @@ from samestep.run_spec import RunSpec, check_shares, leaves
 
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that pip has installed
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
-CONFIG_CHECKS = {"world size", "accelerator", "run directory", "shares"}  # exit code 2
+CONFIG_CHECKS = {
+    "world size",
+    "accelerator",
+    "run directory",
+    "shares",
+    "lazy layers",
+}  # exit code 2
 NOT_SHARED = "run directory is not shared: nodes get checkpoints from rank zero"
 BYTES_PER_PARAMETER = 3 * 4 * 3  # weights and two moments, 4 bytes each, in 3 checkpoint files
 
@@ -203,6 +210,7 @@ def check_this_rank(
         needed = shared_memory_bytes * environment.local_world_size()
         remedy = f"enlarge {SHARED_MEMORY} (docker --shm-size), or lower {option('num_workers')}"
         yield check_room("shared memory", SHARED_MEMORY, needed, remedy)
+    yield from check_lazy_layers(model)
     # The other ranks of a node write nothing there, and other nodes may not have it.
     if environment.rank() == 0:
         yield check_run_directory(spec.run_dir, model)
@@ -243,6 +251,19 @@ def check_accelerator(chosen: str) -> Finding:
     return Finding("accelerator", fact, remedy)
 
 
+def check_lazy_layers(model: L.LightningModule) -> Iterator[Finding]:
+    """Yield a fault if parameters have no shape yet, and several ranks must have the same ones."""
+    if environment.world_size() == 1:
+        return
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        yield Finding(
+            "lazy layers",
+            f"{', '.join(lazy[:3])} has no shape before its first batch",
+            "call the model once with an example batch before fit, or give its layers their sizes",
+        )
+
+
 def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:
     """Whether the run directory can be written, and has room for its checkpoints."""
     folder = run_dir / "checkpoints"
@@ -260,7 +281,11 @@ def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:
     except OSError as error:
         fact = f"run_dir={run_dir} cannot be written: {error.strerror}"
         return Finding("run directory", fact, remedy)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_parameters = 0
+    for parameter in model.parameters():
+        # A lazy layer has no size before its first batch.
+        if not is_lazy(parameter):
+            num_parameters += parameter.numel()
     needed = BYTES_PER_PARAMETER * num_parameters - replaced
     return check_room("run directory", place, needed, remedy)
 
