@@ -35,6 +35,7 @@ MAX_NAMED = 1_000  # items that are compared of an attribute that can only be na
 BYTES_NAMED = 2**15  # of a tensor that are compared
 MAX_REPORT = 2**12  # bytes for the names that a loader process reports
 NUM_COMPARED = 3  # batches of a loader process after which its data set is compared
+COMPOUND = "items", "object", "function", "module"  # kinds of encoded values that have parts
 CALLED = "collate_fn", "transform"  # of a loader or of a data set of ours
 
 
@@ -196,18 +197,15 @@ def has_changed(before: Any, now: Any) -> bool:
         return isinstance(now, tuple) and now[0] == "generator"
     if isinstance(before, str) or isinstance(now, str | None):
         return False
-    if not (isinstance(before, tuple) and isinstance(now, tuple)) or before[0] != now[0]:
+    are_compound = isinstance(before, tuple) and isinstance(now, tuple)
+    if not are_compound or before[0] != now[0] or now[0] not in COMPOUND:
         # As text nan is equal to nan, and 1 differs from True.
         return repr(before) != repr(now)
-    kind, *_, parts = now
-    if kind == "items" and not are_pairs([*before[-1], *parts]) and before[-2] != now[-2]:
+    has_size = now[0] == "items" and not are_pairs([*before[-1], *now[-1]])
+    if has_size and before[-2] != now[-2]:
         # Of a long list only the ends are compared.
         return True
-    if kind in ("items", "object", "function", "module"):
-        return have_changed(before[-1], parts)
-    if kind in ("tensor", "array"):
-        return bool(before[-1] != parts)
-    return repr(before) != repr(now)
+    return have_changed(before[-1], now[-1])
 
 
 def have_changed(before: list[Any], now: list[Any]) -> bool:

@@ -70,6 +70,10 @@ LOST_ATTRIBUTES = KnownNote(
     "no checkpoint holds them",
     (INTERRUPTED,), (), "state outside the checkpoint is lost",
 )  # fmt: skip
+LOST_PARTS = KnownNote(
+    "that cannot be restored in this program",
+    (INTERRUPTED,), (), "parts that a restart does not have are lost",
+)  # fmt: skip
 RANDOM_AFTER_INTERRUPTION = KnownNote(
     "Random transforms sample other numbers after an interruption",
     (INTERRUPTED,), ("samples",), "random transforms sample other numbers",
@@ -100,6 +104,7 @@ KNOWN_NOTES = (
     BATCH_NORM,
     STATE,
     LOST_ATTRIBUTES,
+    LOST_PARTS,
     RANDOM_AFTER_INTERRUPTION,
     LOST_ITERATION,
     MIXTURE,
