@@ -60,12 +60,12 @@ def test_sums_on_a_device_are_read_together_and_are_those_of_the_cpu(
 
     def add(mean: EpochMean, number: int) -> None:
         loss = sums[number].clone()
-        # Some are exact in 64 bits only; one is computed elsewhere.
-        count = torch.tensor(2**24 + number) if number % 3 else number / torch.tensor(1.0)
-        mean.update(1, loss=loss, count=count)
+        # Whole numbers of this size are exact in 64 bits only.
+        tokens = torch.tensor(2**24 + number) if number % 3 else torch.tensor(number / 3)
+        mean.update(1, loss=loss, tokens=tokens)
         loss.zero_()
 
-    own, other = EpochMean("train", "loss", "count"), EpochMean("train", "loss", "count")
+    own, other = EpochMean("train", "loss", "tokens"), EpochMean("train", "loss", "tokens")
     for number in range(len(sums)):
         add(own, number)
     monkeypatch.setattr(devices, "is_at_hand", lambda tensor: False)
@@ -73,7 +73,7 @@ def test_sums_on_a_device_are_read_together_and_are_those_of_the_cpu(
         add(other, number)
     assert len(reads) == 1
     # A checkpoint in the middle reads the rest, and the order of the additions stays.
-    continued = EpochMean("train", "loss", "count")
+    continued = EpochMean("train", "loss", "tokens")
     continued.load_state(other.state())
     assert torch.equal(continued.state(), own.state())
     assert other.mean_so_far("loss") == own.mean_so_far("loss")
