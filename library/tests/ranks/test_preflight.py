@@ -238,7 +238,7 @@ def test_of_a_script_only_its_own_file_is_compared(tmp_path: Path, monkeypatch):
 
 
 def test_ranks_that_do_not_answer(spec, model, monkeypatch):
-    def time_out(everyone: list, mine: object) -> None:
+    def time_out(everyone: list, mine: object, group: None) -> None:
         raise RuntimeError("Timed out waiting 300000ms")
 
     monkeypatch.setattr(collectives, "num_ranks", lambda: 2)
