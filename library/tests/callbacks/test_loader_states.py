@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler
 
-from library.tests.kit import Net, Place, batches, check_exact, check_same, fit
+from library.tests.kit import Net, Place, batches, check_exact, check_same, fit, on_ranks
 
 
 class Stateful:
@@ -190,3 +190,62 @@ def test_loaders_that_the_schedule_asked_for_continue_too(tmp_path: Path):
         return {"a": Sized(), "b": batches(12, 1)}
 
     check_exact(tmp_path, lambda: Net(one_cycle), make, (0, 2), (1, 1))
+
+
+class Shuffled(Sampler[int]):
+    """Draws from a generator of its own, as torchdata's."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(16, generator=self.generator).tolist())
+
+
+class AsksTwice(DataLoader[Any]):
+    """As torchdata's: where it continues, its sampler draws an order that nobody reads, and one."""
+
+    num_read = first = 0
+
+    def __iter__(self) -> Any:
+        if self.first:
+            iter(self.batch_sampler)
+        first, self.first, self.num_read = self.first, 0, 0
+        for number, batch in enumerate(super().__iter__()):
+            if number >= first:
+                self.num_read = number + 1
+                yield batch
+        self.num_read = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_read": self.num_read % len(self)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["num_read"]
+
+
+SAMPLES = torch.arange(16.0)[:, None]
+
+
+def with_state() -> DataLoader[Any]:
+    return AsksTwice(SAMPLES, batch_size=2, sampler=Shuffled())
+
+
+def without_state() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(5)
+    sampler = WeightedRandomSampler(torch.arange(1.0, 17.0), 16, generator=generator)
+    return DataLoader(SAMPLES, batch_size=2, sampler=sampler)
+
+
+def continue_on_ranks(folder: str) -> None:
+    for kind in (with_state, without_state):
+        check_exact(Path(folder, kind.__name__), Net, kind, (1, 1), max_epochs=3)
+
+
+def test_a_sampler_with_a_generator_continues_on_two_ranks(tmp_path: Path):
+    # Lightning distributes it by a sampler around it, which has no generator.
+    done = on_ranks(continue_on_ranks, str(tmp_path))
+    assert done.returncode == 0, done.stderr

@@ -7,11 +7,15 @@ their paths, so that the names of the styles can be read without the libraries.
 
 import importlib.util
 
+from samestep.verify import known_notes
 from samestep.verify.known_notes import KnownNote
 
 from ..base import DRAWS, LOADER, NO_MEAN, NORMALIZES, STREAM, Exact, Regressor, Style
 from ..batches import FromObjects
 from ..loaders import STATEFUL
+
+SHUFFLED = (*STATEFUL, known_notes.RANDOM_AFTER_INTERRUPTION, known_notes.LOST_BUFFER)
+"""The state of such a stream does not hold its buffer, as its documentation says."""
 
 
 def of(name: str, model: type | str, data: type | str, told: tuple[KnownNote, ...] = ()) -> Style:
@@ -30,7 +34,8 @@ STYLES = [
     of("torchdata: 2 workers", Regressor, "TorchDataWorkers", STATEFUL),
     of("datasets: Dataset", FromObjects, "HuggingFace", LOADER),
     of("datasets: IterableDataset, shuffled", FromObjects, "HuggingFaceStream", STREAM),
-    of("datasets: the same, StatefulDataLoader", FromObjects, "HuggingFaceStateful", STATEFUL),
+    of("datasets: a state, no buffer", FromObjects, "HuggingFaceStateful", STATEFUL),
+    of("datasets: a state, shuffled in a buffer", FromObjects, "HuggingFaceBuffer", SHUFFLED),
     of("webdataset: WebLoader", Regressor, "Web", STREAM),
     of("torch_geometric: graphs", "Graphs", "Geometric", LOADER),
     of("MONAI: CacheDataset, random transforms, Dice", "Monai", "Monai", LOADER),

@@ -101,7 +101,15 @@ class HuggingFaceStream(HuggingFace):
 
 
 class HuggingFaceStateful(HuggingFaceStream):
-    """The same in a loader that asks the stream for its state."""
+    """The same without a buffer, in a loader that asks the stream for its state."""
+
+    def train_dataloader(self):
+        stream = self.train.to_iterable_dataset(num_shards=3)
+        return StatefulDataLoader(stream, batch_size=4)
+
+
+class HuggingFaceBuffer(HuggingFaceStream):
+    """The state does not hold the buffer: its samples are not seen after an interruption."""
 
     def train_dataloader(self):
         stream = self.train.to_iterable_dataset(num_shards=3).shuffle(seed=1, buffer_size=10)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -59,7 +60,8 @@ NOTE_ON_MIXTURE = (
 NOTE_ON_STATES = (
     "Note: the training data come from a loader with a state of its own (state_dict), and continue "
     "with it on the same number of ranks. Random transforms sample other numbers after an "
-    "interruption. BatchLoader is exact:"
+    "interruption, and what its state leaves out is lost, such as a buffer in which samples are "
+    "shuffled. BatchLoader is exact:"
 )
 NOTE_ON_STATES_OF_RANKS = (
     "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
@@ -116,6 +118,10 @@ class DataResume(L.Callback):
             for generator, state in zip(generators, self._saved_generators, strict=True):
                 generator.set_state(state)
         self._note_generators(trainer)
+        for loader in self._others(trainer):
+            if hasattr(loader, "load_state_dict") and isinstance(loader, DataLoader):
+                # It asks for its order twice where it continues: both must be that of the epoch.
+                compat.before_each_order(loader, partial(self._seed_draw, trainer))
         # Before Lightning starts loader processes. Rank zero speaks for all.
         if trainer.is_global_zero:
             loader_state.watch(find_loaders(trainer.train_dataloader))
@@ -135,6 +141,13 @@ class DataResume(L.Callback):
     def seed_order(self) -> None:
         """Seed the order of an epoch, and its loader processes; called before both begin."""
         seed_all(mix_seed(self.seed, self.epoch))
+
+    def _seed_draw(self, trainer: L.Trainer) -> None:
+        """Let a sampler draw the order of this epoch, for the first time or again."""
+        self.seed_order()
+        generators = generators_of(trainer.train_dataloader)
+        for generator, state in zip(generators, self._generators, strict=True):
+            generator.set_state(state)
 
     def begin_batch(self) -> None:
         """Seed the random numbers with which this process reads a batch."""
@@ -344,7 +357,8 @@ def generators_of(loaders: Any) -> list[torch.Generator]:
         if not isinstance(loader, DataLoader):
             continue
         inner_sampler = getattr(loader.batch_sampler, "sampler", None)
-        for owner in (loader, loader.sampler, loader.batch_sampler, inner_sampler):
+        owners = [loader, loader.sampler, loader.batch_sampler, inner_sampler]
+        for owner in [*owners, *map(compat.distributed_sampler, owners)]:
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 found[id(generator)] = generator

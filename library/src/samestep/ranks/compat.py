@@ -401,6 +401,29 @@ def set_epoch(loader: Any, epoch: int) -> None:
     _set_sampler_epoch(loader, epoch)
 
 
+def distributed_sampler(sampler: Any) -> Any:
+    """The sampler whose order Lightning 2.6 distributes over the ranks by ``sampler``; or None."""
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+
+    is_wrapper = isinstance(sampler, DistributedSamplerWrapper)
+    return sampler.dataset._sampler if is_wrapper else None
+
+
+def before_each_order(loader: Any, function: Callable[[], None]) -> None:
+    """Let ``function`` act before each order that a sampler draws which is distributed so."""
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if distributed_sampler(sampler) is None:
+            continue
+        orders: Any = sampler.dataset
+        draw = type(orders).reset
+
+        def act_and_draw(orders: Any = orders, draw: Any = draw) -> None:
+            function()
+            draw(orders)
+
+        orders.reset = act_and_draw
+
+
 def end_restored_pass(loader: Any) -> None:
     """Let a loader of litdata 0.2 begin another epoch after one that continued from a state.
 

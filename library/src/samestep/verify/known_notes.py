@@ -78,6 +78,10 @@ RANDOM_AFTER_INTERRUPTION = KnownNote(
     "Random transforms sample other numbers after an interruption",
     (INTERRUPTED,), ("samples",), "random transforms sample other numbers",
 )  # fmt: skip
+LOST_BUFFER = KnownNote(
+    "what its state leaves out is lost",
+    (INTERRUPTED,), ("samples", "length"), "a loader's state leaves something out",
+)  # fmt: skip
 LOST_ITERATION = KnownNote(
     "What it keeps from one epoch to the next is lost",
     (INTERRUPTED,), ("samples",), "what a loader keeps from epoch to epoch is lost",
@@ -106,6 +110,7 @@ KNOWN_NOTES = (
     LOST_ATTRIBUTES,
     LOST_PARTS,
     RANDOM_AFTER_INTERRUPTION,
+    LOST_BUFFER,
     LOST_ITERATION,
     MIXTURE,
     OTHER_SUBSETS,
