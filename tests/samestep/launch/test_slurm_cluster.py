@@ -208,6 +208,61 @@ def test_a_job_is_signalled_before_its_time_limit_and_queued_again(launcher):
     assert "COMPLETED, started again 1 times" in launch("status").stdout
 
 
+OWN_SCRIPT = """
+import os, time
+from pathlib import Path
+from library.tests.kit import Net, batches
+from samestep import Trainer
+
+class Slow(Net):
+    def training_step(self, batch, batch_idx):
+        Path("steps").open("a").write(f"{self.global_step}\\n")
+        # The job that was queued again has no time to lose.
+        time.sleep(0 if int(os.environ.get("SLURM_RESTART_COUNT", 0)) else 0.2)
+        return super().training_step(batch, batch_idx)
+
+options = {"max_epochs": 40, "accelerator": "cpu", "enable_progress_bar": False, "devices": 1}
+Trainer(run_dir="mine", enable_model_summary=False, **options).fit(Slow(), batches(64))
+"""
+
+
+def test_a_script_of_the_user_is_queued_again_by_sigusr1(cluster, tmp_path):
+    """As Lightning's users write it; ``scancel`` sends what ``--signal`` sends before the limit."""
+    (tmp_path / "script.py").write_text(OWN_SCRIPT)
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/bash\n#SBATCH --signal=SIGUSR1@90 --requeue --open-mode=append --output=out\n"
+        f"srun {sys.executable} script.py\n"
+    )
+
+    def call(*command):
+        env = environment(**cluster)
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        ).stdout
+
+    job = call("sbatch", "--parsable", "job.sh").strip()
+    steps = tmp_path / "steps"
+    until(lambda: steps.exists() and len(steps.read_text().split()) > 3)
+    call("scancel", "--signal=USR1", job)
+
+    def shown():
+        return call("scontrol", "show", "job", "--oneliner", job)
+
+    until(lambda: "Restarts=1" in shown(), says=shown, pause_s=1)
+    # A job that is queued again waits two minutes, unless it is told not to.
+    call("scontrol", "update", f"JobId={job}", "StartTime=now")
+    until(
+        lambda: "JobState=COMPLETED" in shown(),
+        says=lambda: (tmp_path / "out").read_text(),
+        pause_s=1,
+    )
+    said = (tmp_path / "out").read_text()
+    assert "Stopped by SIGUSR1 after step " in said
+    assert "Continuing: mine" in said
+    assert "Traceback" not in said
+    assert [int(step) for step in steps.read_text().split()] == [*range(640)]  # none twice
+
+
 def test_a_job_that_fails_starts_again_but_not_with_a_wrong_configuration(launcher):
     for exit_code, said in (
         (3, "FAILED, exit code 3, started again 1 times"),
