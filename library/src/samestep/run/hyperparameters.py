@@ -339,7 +339,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def slots_of(value: Any) -> dict[str, Any]:
-    """What an object holds in the slots of its classes."""
+    """What an object holds in the slots of its type and the types above it."""
     found: dict[str, Any] = {}
     for kind in type(value).__mro__:
         names = vars(kind).get("__slots__", ())
