@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -171,6 +172,16 @@ def test_padding_does_not_make_another_sample():
     assert digests_of(torch.tensor([[6, 5, 0]])) != digests_of(short)[:1]
     batch = {"x": short, "name": ["a", "b"], "more": (torch.tensor(3.0), {"y": long})}
     assert [len(digests_of(part)) for part in parts_of(batch)] == [2, 2, 0, 1]
+
+
+def test_graphs_that_were_put_together_are_samples_of_their_own():
+    """As PyTorch Geometric's Batch: other ranks put others together."""
+    x = torch.arange(10.0).reshape(5, 2)
+    both = SimpleNamespace(x=x, ptr=torch.tensor([0, 2, 5]))
+    alone = SimpleNamespace(x=x[2:], ptr=torch.tensor([0, 3]))
+    (part,), (other,) = parts_of(both), parts_of(alone)
+    assert len(digests_of(part)) == 2
+    assert digests_of(part)[1:] == digests_of(other)
 
 
 NOTES = {

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import lightning as L
 import pytest
@@ -16,7 +17,7 @@ from samestep import export, predict
 from samestep.errors import ConfigError
 from samestep.evaluate import main
 from samestep.hydra.compose import check
-from samestep.hydra.saved_run import evaluate, make_trainer
+from samestep.hydra.saved_run import evaluate, load_run, make_trainer
 from tests.conftest import NO_PICTURES, QUICK, run, run_ranks
 
 EVALUATE = ("-m", "samestep", "evaluate")
@@ -45,6 +46,20 @@ def test_the_last_checkpoint_gives_the_last_validation(
 ) -> None:
     words = ["--split", "val", "--ckpt", "last", "--format", "json"]
     assert json.loads(evaluated(capsys, digits_run, *words)) == metrics(digits_run, "val")
+
+
+def test_what_a_checkpoint_leaves_out_has_the_weights_that_the_run_began_with(
+    digits_run: Path,
+) -> None:
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with mock.patch.object(L.LightningModule, "load_state_dict"):
+            model, _ = load_run(digits_run, "last", ["project"])
+        found.append(model.state_dict())
+        # The numbers of the program go on as they were.
+        assert torch.initial_seed() == seed
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_kernels_are_chosen_as_in_the_run(digits_run: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import importlib.util
 from samestep.verify import known_notes
 from samestep.verify.known_notes import KnownNote
 
-from ..base import DRAWS, LOADER, NO_MEAN, NORMALIZES, STREAM, Exact, Regressor, Style
+from ..base import DRAWS, LOADER, LOST, NO_MEAN, NORMALIZES, STREAM, Exact, Regressor, Style
 from ..batches import FromObjects
 from ..loaders import STATEFUL
 
@@ -34,12 +34,12 @@ STYLES = [
     of("torchdata: 2 workers", Regressor, "TorchDataWorkers", STATEFUL),
     of("datasets: Dataset", FromObjects, "HuggingFace", LOADER),
     of("datasets: IterableDataset, shuffled", FromObjects, "HuggingFaceStream", STREAM),
-    of("datasets: a state, no buffer", FromObjects, "HuggingFaceStateful", STATEFUL),
+    of("datasets: a state, no buffer", FromObjects, "HuggingFaceStateful", SHUFFLED),
     of("datasets: a state, shuffled in a buffer", FromObjects, "HuggingFaceBuffer", SHUFFLED),
     of("webdataset: WebLoader", Regressor, "Web", STREAM),
     of("torch_geometric: graphs", "Graphs", "Geometric", LOADER),
-    of("MONAI: CacheDataset, random transforms, Dice", "Monai", "Monai", LOADER),
-    of("MONAI: 2 workers", "Monai", "MonaiWorkers", LOADER),
+    of("MONAI: CacheDataset, random transforms, Dice", "Monai", "Monai", LOADER + LOST),
+    of("MONAI: 2 workers", "Monai", "MonaiWorkers", LOADER + LOST),
     of("torchvision: v2 transforms, MixUp", "Soft", "MixedUp", LOADER),
     of("Transformers: BERT, its schedule", "Bert", "Tokens"),
     of("PEFT: LoRA, adapters only", "Lora", "Tokens"),

@@ -117,17 +117,17 @@ class HuggingFaceBuffer(HuggingFaceStream):
 
 
 class Web(Plain):
-    """Tar files, shuffled twice: the files, and the samples in a buffer."""
+    """Tar files, one after the other for each rank; samples are shuffled in a buffer."""
 
     def prepare_data(self):
         rows = table(36, 0)
-        for shard in range(3):
+        for shard in range(4):
             path = self.path(shard)
             if path.exists():
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             with webdataset.TarWriter(str(path)) as writer:
-                for number in range(shard, 36, 3):
+                for number in range(shard, 36, 4):
                     x, y = rows[number]
                     writer.write({"__key__": f"{number:03}", "x.pth": x, "y.pth": y})
 
@@ -135,9 +135,12 @@ class Web(Plain):
         return Path("data", "web", f"{shard}.tar")
 
     def train_dataloader(self):
-        paths = [str(self.path(shard)) for shard in range(3)]
-        rows = webdataset.WebDataset(paths, shardshuffle=3, nodesplitter=webdataset.split_by_node)
-        rows = rows.shuffle(10).decode().to_tuple("x.pth", "y.pth").batched(4)
+        paths = [str(self.path(shard)) for shard in range(4)]
+        rows = webdataset.WebDataset(
+            paths, shardshuffle=False, nodesplitter=webdataset.split_by_node
+        )
+        rows = rows.compose(webdataset.detshuffle(10, seed=1)).decode()
+        rows = rows.to_tuple("x.pth", "y.pth").batched(4, partial=False)
         return webdataset.WebLoader(rows, batch_size=None)
 
 
@@ -229,10 +232,10 @@ class InOrder(L.LightningDataModule):
     """Tables for the models of a library, in a BatchLoader: what differs is the model's."""
 
     def setup(self, stage: str):
-        self.train, self.val = self.rows(36, 0), self.rows(16, 1)
+        self.train, self.val = self.rows(72, 0), self.rows(16, 1)
 
     def train_dataloader(self):
-        return BatchLoader(self.train, 4, shuffle=True, drop_last=True, seed=7)
+        return BatchLoader(self.train, 8, shuffle=True, drop_last=True, seed=7)
 
     def val_dataloader(self):
         return DataLoader(self.val, batch_size=4)

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.callbacks.rng import SeedSteps
@@ -47,8 +48,11 @@ def load_run(
         check_targets(data_cfg, "data", "LightningDataModule", packages)
         check_targets(model_cfg, "model", "LightningModule", packages)
     # With data=null the model has the loaders.
-    data: Any = build(data_cfg, "data") if data_cfg else None
-    model: Any = build(model_cfg, "model")
+    with isolate_rng():
+        # A module that saves its adapters only begins with the other weights of the run again.
+        L.seed_everything(cfg.seed, verbose=False)
+        model: Any = build(model_cfg, "model")
+        data: Any = build(data_cfg, "data") if data_cfg else None
     set_precision(model, group_of(cfg, "trainer").precision)
     if not trust and hasattr(data, "download"):
         # The run names the URL, the files and the folder, so it could write anything anywhere.

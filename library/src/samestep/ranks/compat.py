@@ -411,7 +411,8 @@ def distributed_sampler(sampler: Any) -> Any:
 
 def before_each_order(loader: Any, function: Callable[[], None]) -> None:
     """Let ``function`` act before each order that a sampler draws which is distributed so."""
-    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+    samplers: list[Any] = [loader.sampler, getattr(loader.batch_sampler, "sampler", None)]
+    for sampler in samplers:
         if distributed_sampler(sampler) is None:
             continue
         orders: Any = sampler.dataset

@@ -150,7 +150,7 @@ def metrics_of(trainer: L.Trainer, names: set[str]) -> dict[str, float]:
 
 
 def parts_of(batch: Any) -> Iterator[Any]:
-    """All tensors and lists of texts in a batch of any kind."""
+    """All tensors, and lists of texts or of tensors for each sample, in a batch of any kind."""
     # An iterator, which a step reads itself, is none of these, and must not be read here.
     if isinstance(batch, Tensor):
         yield batch
@@ -164,14 +164,17 @@ def parts_of(batch: Any) -> Iterator[Any]:
             return
         for part in batch:
             yield from parts_of(part)
+    elif isinstance(getattr(batch, "ptr", None), Tensor):
+        # Graphs of PyG that were put together: each has as many rows as nodes.
+        yield [*batch.x.tensor_split(batch.ptr[1:-1].cpu())]
     elif hasattr(batch, "x"):  # a graph of PyG
         yield from parts_of(batch.x)
 
 
-def digests_of(part: Tensor | Sequence[str]) -> list[int]:
+def digests_of(part: Tensor | Sequence[str] | Sequence[Tensor]) -> list[int]:
     """A number for each sample in a part of a batch."""
     if not isinstance(part, Tensor):
-        return [zlib.crc32(text.encode()) for text in part]
+        return [*map(digest_of_one, part)]
     # A number is no sample.
     if not part.ndim or part.numel() == 0:
         return []
@@ -179,6 +182,13 @@ def digests_of(part: Tensor | Sequence[str]) -> list[int]:
     if part.layout != torch.strided:
         part = part.to_dense()
     return [digest_of_row(row) for row in part.detach().cpu()]
+
+
+def digest_of_one(sample: Tensor | str) -> int:
+    """A number for a sample that is a text, or a tensor of its own."""
+    if isinstance(sample, str):
+        return zlib.crc32(sample.encode())
+    return digest_of_row(sample.detach().cpu())
 
 
 def digest_of_row(row: Tensor) -> int:
