@@ -1,6 +1,7 @@
-"""Runs the matrix of foreign styles, and writes its table into docs/foreign.md.
+"""Runs the matrix of foreign styles, and writes its tables into docs/foreign.md.
 
-python -m labs.foreign                    # every style, into the table; about 11 minutes
+python -m labs.foreign                    # every style, into the table; about 13 minutes
+python -m labs.foreign --libraries        # those of real libraries: make -C labs libraries
 python -m labs.foreign GAN "batch norm"   # those whose name contains one of these texts; no table
 python -m labs.foreign --jobs 4           # so many programs at once; 2 without it
 python -m labs.foreign --keep DIR         # leave the runs in this new folder
@@ -19,7 +20,7 @@ from pathlib import Path
 from labs import pages
 from labs.command import is_chosen, make_parser
 from labs.foreign.matrix import COLUMNS, GOOD, Matrix
-from labs.foreign.styles import STYLES, libraries
+from labs.foreign.styles import OF_LIBRARIES, STYLES, libraries
 from labs.foreign.styles.base import Style
 from samestep.ranks import process
 from samestep.verify.experiments import FAILED, Cell
@@ -27,14 +28,15 @@ from tests import fork_server
 from tests.conftest import ROOT, environment
 
 PAGE = ROOT / "docs" / "foreign.md"
+OF_LIBRARIES_TABLE = ("<!-- libraries -->\n", "<!-- end -->")
 SAME = "identical"
 EVERYWHERE = "Identical in every column: "
 
 
-def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
+def render(styles: Sequence[Style], rows: Mapping[str, Mapping[str, Cell]]) -> str:
     """Styles with the same cells share a line; those that are identical everywhere follow."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for style in STYLES:
+    for style in styles:
         words = [rows[style.name][column].word for column in COLUMNS]
         told = style.told if "announced" in words else ()
         says = "; ".join(note.meaning for note in told)
@@ -48,9 +50,9 @@ def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
     return "\n".join(lines)
 
 
-def read_table(page: str) -> dict[str, list[str]]:
+def read_table(page: str, markers: tuple[str, str] = pages.MARKERS) -> dict[str, list[str]]:
     """The words of each style."""
-    table = pages.read_table(page)
+    table = pages.read_table(page, markers)
     _, *rows = re.findall(r"^\| (.*) \|$", table, re.M)  # the first row has the headings
     (same,) = re.findall(f"^{EVERYWHERE}(.*).$", table, re.M)
     words_of = {name: [SAME] * len(COLUMNS) for name in same.split("; ")}
@@ -64,14 +66,17 @@ def read_table(page: str) -> dict[str, list[str]]:
 def main() -> None:
     parser = make_parser("foreign", __doc__)
     parser.add_argument("names", nargs="*", help="texts in the names of styles")
+    parser.add_argument("--libraries", action="store_true", help="styles of real libraries")
     parser.add_argument("--jobs", type=int, default=2, help="programs at once")
     parser.add_argument("--no-table", action="store_true", help="print the results only")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs")
     args = parser.parse_args()
-    chosen = [style for style in STYLES if is_chosen(style.name, args.names)]
-    is_of_library = any(style in libraries.STYLES for style in chosen)
-    if is_of_library and not libraries.are_installed():
-        sys.exit("error: the libraries of some styles are missing; use make -C labs foreign")
+    if args.libraries and not libraries.are_installed():
+        sys.exit("error: this Python has no litdata; use make -C labs libraries")
+    styles, markers = STYLES, pages.MARKERS
+    if args.libraries:
+        styles, markers = OF_LIBRARIES, OF_LIBRARIES_TABLE
+    chosen = [style for style in styles if is_chosen(style.name, args.names)]
     # The programs start as forks of a process that has imported the libraries: half of the time.
     fork_server.install(environment())
     started = time.monotonic()
@@ -83,7 +88,7 @@ def main() -> None:
     counts = ", ".join(f"{number} {word}" for word, number in words.most_common())
     print(f"{counts}; {time.monotonic() - started:.0f} s")
     if not args.names and not args.no_table:
-        pages.write_table(PAGE, render(rows))
+        pages.write_table(PAGE, render(styles, rows), markers)
     sys.exit(any(word not in GOOD for word in words))
 
 

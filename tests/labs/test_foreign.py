@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from labs.foreign.__main__ import PAGE, read_table
+from labs.foreign.__main__ import OF_LIBRARIES_TABLE, PAGE, read_table
 from labs.foreign.matrix import COLUMNS, GOOD, Matrix
-from labs.foreign.styles import STYLES
+from labs.foreign.styles import OF_LIBRARIES, STYLES
 
 TABLE = read_table(PAGE.read_text())
 STYLE, CELLS = "DataLoader", ["SIGTERM", "2 ranks"]
@@ -19,6 +19,13 @@ def test_the_table_has_every_style_and_every_cell_is_good():
     words = {word for row in TABLE.values() for word in row}
     assert words <= set(GOOD)
     assert len({Matrix.id_of(style) for style in STYLES}) == len(STYLES) >= 30
+
+
+def test_the_table_of_libraries_has_every_style():
+    table = read_table(PAGE.read_text(), OF_LIBRARIES_TABLE)
+    assert table.keys() == {style.name for style in OF_LIBRARIES}
+    assert {word for row in table.values() for word in row} <= set(GOOD)
+    assert len({Matrix.id_of(style) for style in OF_LIBRARIES}) == len(OF_LIBRARIES) >= 20
 
 
 def test_cells_are_what_the_table_says(tmp_path: Path):

@@ -1,8 +1,8 @@
 """Styles that stand for a library use the library.
 
-``make -C labs foreign`` installs those of libraries.in into an environment of their own, which adds
-them to the .venv of the project: nothing else may come to depend on them. The classes are named by
-their paths, so that the names of the styles can be read without the libraries.
+``make -C labs libraries`` installs those of libraries.in into an environment of their own, which
+adds them to the .venv of the project: nothing else may come to depend on them. The classes are
+named by their paths, so that the names of the styles can be read without the libraries.
 """
 
 import importlib.util
