@@ -1,7 +1,7 @@
-"""Runs the matrix of foreign styles, and writes its tables into docs/foreign.md.
+"""Runs the matrix of foreign styles, and writes its table into docs/foreign.md.
 
 python -m labs.foreign                    # every style, into the table; about 13 minutes
-python -m labs.foreign --libraries        # those of real libraries: make -C labs libraries
+python -m labs.foreign --libraries        # those of real libraries, without a table
 python -m labs.foreign GAN "batch norm"   # those whose name contains one of these texts; no table
 python -m labs.foreign --jobs 4           # so many programs at once; 2 without it
 python -m labs.foreign --keep DIR         # leave the runs in this new folder
@@ -28,15 +28,14 @@ from tests import fork_server
 from tests.conftest import ROOT, environment
 
 PAGE = ROOT / "docs" / "foreign.md"
-OF_LIBRARIES_TABLE = ("<!-- libraries -->\n", "<!-- end -->")
 SAME = "identical"
 EVERYWHERE = "Identical in every column: "
 
 
-def render(styles: Sequence[Style], rows: Mapping[str, Mapping[str, Cell]]) -> str:
+def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
     """Styles with the same cells share a line; those that are identical everywhere follow."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for style in styles:
+    for style in STYLES:
         words = [rows[style.name][column].word for column in COLUMNS]
         told = style.told if "announced" in words else ()
         says = "; ".join(note.meaning for note in told)
@@ -50,9 +49,9 @@ def render(styles: Sequence[Style], rows: Mapping[str, Mapping[str, Cell]]) -> s
     return "\n".join(lines)
 
 
-def read_table(page: str, markers: tuple[str, str] = pages.MARKERS) -> dict[str, list[str]]:
+def read_table(page: str) -> dict[str, list[str]]:
     """The words of each style."""
-    table = pages.read_table(page, markers)
+    table = pages.read_table(page)
     _, *rows = re.findall(r"^\| (.*) \|$", table, re.M)  # the first row has the headings
     (same,) = re.findall(f"^{EVERYWHERE}(.*).$", table, re.M)
     words_of = {name: [SAME] * len(COLUMNS) for name in same.split("; ")}
@@ -73,9 +72,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.libraries and not libraries.are_installed():
         sys.exit("error: this Python has no litdata; use make -C labs libraries")
-    styles, markers = STYLES, pages.MARKERS
-    if args.libraries:
-        styles, markers = OF_LIBRARIES, OF_LIBRARIES_TABLE
+    styles = OF_LIBRARIES if args.libraries else STYLES
     chosen = [style for style in styles if is_chosen(style.name, args.names)]
     # The programs start as forks of a process that has imported the libraries: half of the time.
     fork_server.install(environment())
@@ -87,8 +84,9 @@ def main() -> None:
         words.update(cell.word for cell in row.values())
     counts = ", ".join(f"{number} {word}" for word, number in words.most_common())
     print(f"{counts}; {time.monotonic() - started:.0f} s")
-    if not args.names and not args.no_table:
-        pages.write_table(PAGE, render(styles, rows), markers)
+    is_whole = not args.names and not args.libraries
+    if is_whole and not args.no_table:
+        pages.write_table(PAGE, render(rows))
     sys.exit(any(word not in GOOD for word in words))
 
 

@@ -27,12 +27,12 @@ trap 'is_decided=1' TERM
 "${command[@]}"
 code=$?
 
-# Slurm does not queue a job again that ends by itself, so the job asks for it: after SIGTERM always (143: the run has saved),
-# after an error a few times, and never after success or a wrong configuration (2).
+# Slurm does not queue a job again that ends by itself, so the job asks for it: after SIGTERM and SIGUSR1 always (143, 138: the
+# run has saved), after an error a few times, and never after success or a wrong configuration (2).
 if [ -z "$is_decided" ]; then
     case $code in
         0 | 2) ;;
-        143) scontrol requeue "$SLURM_JOB_ID" ;;
+        138 | 143) scontrol requeue "$SLURM_JOB_ID" ;;
         *) [ "${SLURM_RESTART_COUNT:-0}" -ge "$restarts" ] || scontrol requeue "$SLURM_JOB_ID" ;;
     esac
 fi

@@ -1,4 +1,4 @@
-"""Every style of the two tables, in their order."""
+"""Every style, in the order of the table; those of libraries have none."""
 
 from . import batches, callbacks, libraries, loaders, logs, models, optimizers, schedules, state
 from .base import LOADER, Style

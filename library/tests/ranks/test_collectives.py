@@ -1,5 +1,6 @@
 """Groups whose backend takes no tensor on the CPU, as NCCL's: one program for each kind."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -28,8 +29,12 @@ def use_group_for_gpus_only() -> None:
     """Exchange numbers in a group that a script has made, twice."""
     rank = environment.rank()
     dist.Backend.register_backend("strict", dist.ProcessGroupGloo, devices=["cuda"])
-    for _ in range(2):
-        dist.init_process_group("strict")
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # One store: rank 1 could meet that of the first group when it makes the second.
+    store = dist.TCPStore(*address, world_size=2, is_master=rank == 0)
+    for group in ("first", "second"):
+        own = dist.PrefixStore(group, store)
+        dist.init_process_group("strict", store=own, rank=rank, world_size=2)
         with pytest.raises(RuntimeError, match=REJECTED):
             dist.all_reduce(torch.tensor(1))
         assert stopping.agreed(save=rank == 1) == stopping.Agreement(save=True)
@@ -48,6 +53,9 @@ def use_group_for_gpus_only() -> None:
             collectives.receive(block, 0)
         assert block.tolist() == [0]
         dist.destroy_process_group()
+    # Rank 0 has the store, which the other one still asks.
+    store.set(f"ended-{rank}", "")
+    store.wait(["ended-0", "ended-1"])
 
 
 def test_a_group_of_nccl_alone_gets_a_group_for_the_cpu_beside_it():

@@ -8,6 +8,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from library.tests.programs import run_code
 from samestep.callbacks.step_probe import Step, copy_to_cpu
 from samestep.ranks.forked import ForkError, call_in_fork
 
@@ -38,7 +39,7 @@ def test_an_operation_on_a_device_fails_at_once_in_a_fork(function: Any):
         call_in_fork(function, 100)
 
 
-def test_operations_on_the_cpu_and_their_gradients_work_in_a_fork():
+def differentiate_in_a_fork() -> None:
     weight = torch.ones(2, requires_grad=True)
 
     def differentiate() -> list[float]:
@@ -46,6 +47,12 @@ def test_operations_on_the_cpu_and_their_gradients_work_in_a_fork():
         return torch.autograd.grad(loss, weight)[0].tolist()
 
     assert call_in_fork(differentiate, 100) == [20, 20]
+
+
+def test_operations_on_the_cpu_and_their_gradients_work_in_a_fork():
+    # In a process of its own: after gradients on a device, torch calculates none in forks.
+    done = run_code(f"from {__name__} import differentiate_in_a_fork as test\ntest()")
+    assert done.returncode == 0, done.stderr
 
 
 class OnDevice(BoringModel):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from types import MethodType
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -68,7 +69,9 @@ def own_attributes(
 ) -> Iterator[Attribute]:
     """The attributes of one object whose names are not ``ignored``."""
     for attribute, value in attributes_in(owner).items():
-        if attribute not in ignored:
+        # Under DDP Lightning leaves the module's own ``forward`` behind as an attribute.
+        is_own_method = isinstance(value, MethodType) and value.__self__ is owner
+        if attribute not in ignored and not is_own_method:
             yield Attribute(f"{name}.{attribute}", value, can_be_kept, saved)
 
 
