@@ -149,7 +149,12 @@ def compare_on_each_rank(folder: str) -> None:
     places = [(2, "validation")]
     found = fit_with_savers(Path(folder) / "killed", *places, how="SIGKILL")
     # Losses of a step are those of each rank, and a checkpoint has those of rank zero.
-    assert found == wanted or environment.rank() > 0
+    if environment.rank() > 0:
+        return
+    for one, other in zip(found, wanted, strict=True):
+        # A file of the killed process may be left, which is none of the best.
+        assert other.pop("files").items() <= one.pop("files").items()
+    assert found == wanted
 
 
 def test_two_ranks_agree_about_files_that_a_killed_run_has_left(tmp_path: Path):
