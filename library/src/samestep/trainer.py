@@ -271,6 +271,10 @@ class Trainer(L.Trainer):
                 ckpt_path = start.ckpt_path
                 if ckpt_path is not None:
                     self._announce_lost_weights(model)
+            if ckpt_path is not None:
+                # The run has had its sanity check. Another one would change again what a validation
+                # changes, such as a buffer; Lightning skips it only within an epoch.
+                self.num_sanity_val_steps = 0
             with self._recorded(ends_run=not self._test_follows):
                 if not self.spec.saves_nothing:
                     self._begin_logs()

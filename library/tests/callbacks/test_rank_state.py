@@ -24,6 +24,27 @@ def test_buffers_and_sums_survive_an_interrupted_epoch(tmp_path: Path):
     assert whole.module.body[1].running_mean.abs().sum() > 0
 
 
+class Centred(Normalized):
+    """Its validation changes a buffer, as a running mean that nobody freezes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + self.centre)
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.centre += 0.1
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+def test_the_sanity_check_changes_buffers_once(tmp_path: Path, how: str):
+    options = {"num_sanity_val_steps": 2, "max_epochs": 3}
+    check_exact(tmp_path, Centred, batches, (1, 1), how=how, **options)
+
+
 def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
     """When a run continues on another number of ranks, within an epoch."""
     module = torch.nn.BatchNorm1d(2)
