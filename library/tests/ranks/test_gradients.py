@@ -22,6 +22,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         def query(self) -> bool:
             return True
 
+        def synchronize(self) -> None:
+            """Nothing to wait for."""
+
     def copy_at_once(values: Any) -> devices.Copy:
         return devices.Copy(torch.stack([*values]), Reached())
 

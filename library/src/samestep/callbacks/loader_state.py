@@ -70,7 +70,7 @@ def own_attributes(
     """The attributes of one object whose names are not ``ignored``."""
     for attribute, value in attributes_in(owner).items():
         # Under DDP Lightning leaves the module's own ``forward`` behind as an attribute.
-        is_own_method = isinstance(value, MethodType) and value.__self__ is owner
+        is_own_method = type(value) is MethodType and value.__self__ is owner
         if attribute not in ignored and not is_own_method:
             yield Attribute(f"{name}.{attribute}", value, can_be_kept, saved)
 
