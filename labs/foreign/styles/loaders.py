@@ -307,8 +307,8 @@ STYLES = [
     Style("DQN: a stream over a replay buffer", DQN, None, (
         "callbacks.checkpoints.monitor=loss", "trainer.strategy=ddp_find_unused_parameters_true",
     ), STREAM + LOST),
-    Style("loader with a state (torchdata)", Regressor, StatefulData, told=STATEFUL),
-    Style("stream with a state (litdata)", Regressor, StreamingData, told=STATEFUL),
+    Style("loader with a state of its own", Regressor, StatefulData, told=STATEFUL),
+    Style("stream with a state of its own", Regressor, StreamingData, told=STATEFUL),
     Style("stream that counts its passes", Regressor, SizedStream, told=LOST + LOADER),
     Style("IterableDataset without a length", Regressor, Stream, told=STREAM),
     Style("stream that samples, 2 workers", Sampled, NoisyStream, told=STREAM),

@@ -40,7 +40,7 @@ STYLES = [
     of("torch_geometric: graphs", "Graphs", "Geometric", LOADER),
     of("MONAI: CacheDataset, random transforms, Dice", "Monai", "Monai", LOADER + LOST),
     of("MONAI: 2 workers", "Monai", "MonaiWorkers", LOADER + LOST),
-    of("torchvision: v2 transforms, MixUp", "Soft", "MixedUp", LOADER),
+    of("torchvision: v2 transforms, MixUp", "Classifier", "MixedUp", LOADER),
     of("Transformers: BERT, its schedule", "Bert", "Tokens"),
     of("PEFT: LoRA, adapters only", "Lora", "Tokens"),
     of("timm: model, ModelEmaV3, its schedule", "Timm", "Pictures", NORMALIZES),

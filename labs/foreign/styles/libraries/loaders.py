@@ -72,7 +72,7 @@ class TorchDataWorkers(TorchData):
     num_workers = 2
 
 
-class HuggingFace(L.LightningDataModule):
+class HuggingFace(Plain):
     """Rows of Arrow files, as torch's tensors."""
 
     def setup(self, stage: str):
@@ -82,38 +82,29 @@ class HuggingFace(L.LightningDataModule):
         x, y = table(rows, seed).tensors
         return datasets.Dataset.from_dict({"x": x.numpy(), "y": y.numpy()}).with_format("torch")
 
-    def train_dataloader(self):
-        return DataLoader(self.train, batch_size=4, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=4)
-
-    def test_dataloader(self):
-        return DataLoader(self.val, batch_size=4)
-
 
 class HuggingFaceStream(HuggingFace):
     """A stream with a buffer in which it is shuffled."""
 
-    def train_dataloader(self):
-        stream = self.train.to_iterable_dataset(num_shards=3).shuffle(seed=1, buffer_size=10)
-        return DataLoader(stream, batch_size=4)
-
-
-class HuggingFaceStateful(HuggingFaceStream):
-    """The same without a buffer, in a loader that asks the stream for its state."""
+    def stream(self) -> datasets.IterableDataset:
+        return self.train.to_iterable_dataset(num_shards=3).shuffle(seed=1, buffer_size=10)
 
     def train_dataloader(self):
-        stream = self.train.to_iterable_dataset(num_shards=3)
-        return StatefulDataLoader(stream, batch_size=4)
+        return DataLoader(self.stream(), batch_size=4)
 
 
 class HuggingFaceBuffer(HuggingFaceStream):
-    """The state does not hold the buffer: its samples are not seen after an interruption."""
+    """In a loader that asks the stream for its state, which does not hold the buffer."""
 
     def train_dataloader(self):
-        stream = self.train.to_iterable_dataset(num_shards=3).shuffle(seed=1, buffer_size=10)
-        return StatefulDataLoader(stream, batch_size=4)
+        return StatefulDataLoader(self.stream(), batch_size=4)
+
+
+class HuggingFaceStateful(HuggingFaceBuffer):
+    """The same without a buffer."""
+
+    def stream(self) -> datasets.IterableDataset:
+        return self.train.to_iterable_dataset(num_shards=3)
 
 
 class Web(Plain):
@@ -204,7 +195,7 @@ class MonaiWorkers(Monai):
         return monai.data.DataLoader(self.train, batch_size=4, shuffle=True, num_workers=2)
 
 
-class MixedUp(L.LightningDataModule):
+class MixedUp(Plain):
     """torchvision's recipe: random transforms, and MixUp or CutMix of a batch in collate_fn."""
 
     def setup(self, stage: str):
@@ -221,14 +212,8 @@ class MixedUp(L.LightningDataModule):
     def train_dataloader(self):
         return DataLoader(self.train, 4, shuffle=True, num_workers=2, collate_fn=self.collate)
 
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=4)
 
-    def test_dataloader(self):
-        return DataLoader(self.val, batch_size=4)
-
-
-class InOrder(L.LightningDataModule):
+class InOrder(Plain):
     """Tables for the models of a library, in a BatchLoader: what differs is the model's."""
 
     def setup(self, stage: str):
@@ -236,12 +221,6 @@ class InOrder(L.LightningDataModule):
 
     def train_dataloader(self):
         return BatchLoader(self.train, 8, shuffle=True, drop_last=True, seed=7)
-
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=4)
-
-    def test_dataloader(self):
-        return DataLoader(self.val, batch_size=4)
 
 
 class Tokens(InOrder):

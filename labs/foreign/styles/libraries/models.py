@@ -31,38 +31,19 @@ from vector_quantize_pytorch import VectorQuantize
 from ..base import Regressor
 
 
-class Classifier(L.LightningModule):
-    """Three kinds of pictures of 16 x 16."""
+class Classifier(Regressor):
+    """Three kinds of pictures of 16 x 16; with MixUp the labels of training are probabilities."""
 
-    def __init__(self, lr: float = 0.02):
-        super().__init__()
-        self.lr = lr
-        self.net = self.make_net()
-
-    def make_net(self) -> nn.Module:
+    def make_net(self) -> Any:
         return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.Tanh(), nn.Linear(8, 3))
 
-    def loss(self, batch) -> torch.Tensor:
+    def loss(self, batch):
         x, y = batch
         return F.cross_entropy(self.net(x), y)
 
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.log("train_loss", loss, sync_dist=True)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.loss(batch), sync_dist=True)
-
-    def test_step(self, batch, batch_idx):
-        self.log("test_loss", self.loss(batch), sync_dist=True)
-
     def configure_optimizers(self) -> Any:
+        # Not those of a slow copy or an average.
         return torch.optim.SGD(self.net.parameters(), lr=self.lr, momentum=0.9)
-
-
-class Soft(Classifier):
-    """For MixUp: the labels of training are probabilities."""
 
 
 class Graphs(Classifier):
@@ -213,41 +194,41 @@ class Remembers(Classifier):
         return self.compare(self.net(x), y)
 
 
-class MoCo(Classifier):
-    """A slow copy of the net, and a memory of what it has seen."""
-
-    def __init__(self):
-        super().__init__()
-        self.slow = copy.deepcopy(self.net)
-        deactivate_requires_grad(self.slow)
-        self.compare = lightly.loss.NTXentLoss(memory_bank_size=(16, 3))
-
-    def loss(self, batch):
-        x, _ = batch
-        return self.compare(self.net(x), self.slow(x.flip(2)))
-
-    def training_step(self, batch, batch_idx):
-        update_momentum(self.net, self.slow, m=0.9)
-        return super().training_step(batch, batch_idx)
-
-
-class Dino(Classifier):
-    """A teacher whose outputs are centred by a running mean."""
+class WithTeacher(Classifier):
+    """Trains against a slow copy of the net, which follows it."""
 
     def __init__(self):
         super().__init__()
         self.teacher = copy.deepcopy(self.net)
         deactivate_requires_grad(self.teacher)
-        self.compare = lightly.loss.DINOLoss(output_dim=3, warmup_teacher_temp_epochs=2)
+        self.compare = self.make_comparison()
+
+    def training_step(self, batch, batch_idx):
+        update_momentum(self.net, self.teacher, m=0.9)
+        return super().training_step(batch, batch_idx)
+
+
+class MoCo(WithTeacher):
+    """A memory of what the slow copy has seen."""
+
+    def make_comparison(self):
+        return lightly.loss.NTXentLoss(memory_bank_size=(16, 3))
+
+    def loss(self, batch):
+        x, _ = batch
+        return self.compare(self.net(x), self.teacher(x.flip(2)))
+
+
+class Dino(WithTeacher):
+    """Outputs of the slow copy are centred by a running mean, also in a validation."""
+
+    def make_comparison(self):
+        return lightly.loss.DINOLoss(output_dim=3, warmup_teacher_temp_epochs=2)
 
     def loss(self, batch):
         views = [batch[0], batch[0].flip(2)]
         taught = [self.teacher(view) for view in views]
         return self.compare(taught, [self.net(view) for view in views], epoch=self.current_epoch)
-
-    def training_step(self, batch, batch_idx):
-        update_momentum(self.net, self.teacher, m=0.9)
-        return super().training_step(batch, batch_idx)
 
 
 class Segments(Classifier):

@@ -204,15 +204,18 @@ class Checkpoints(Checkpoint):
             # All ranks have written their shards of the checkpoint before.
             self._commit(trainer)
         signum = agreed.signum
-        if agreed.requeue:
-            # Slurm ends the job as soon as it is queued again.
-            self._commit(trainer)
-            if on_rank_zero(requeue_job):
-                signum = signum or signal.SIGUSR1
+        if agreed.requeue and self._requeue(trainer):
+            signum = signum or signal.SIGUSR1
         if signum:
             raise Stopped(signum)
         if agreed.asked:
             print_note(trainer, f"Saved after step {trainer.global_step}, as a signal has asked.")
+
+    def _requeue(self, trainer: L.Trainer) -> bool:
+        """Queue the job of Slurm again; whether the run must stop. Every rank calls this."""
+        # Slurm ends the job as soon as it is queued again.
+        self._commit(trainer)
+        return on_rank_zero(requeue_job)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Compare the weights that were validated with the best ones."""

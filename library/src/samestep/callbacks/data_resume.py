@@ -180,10 +180,9 @@ class DataResume(L.Callback):
         others = self._others(trainer)
         without_state = without_states(others)
         some_have_state = len(without_state) < len(others)
-        has_several_ranks = trainer.world_size > 1
         if some_have_state:
             yield f"{NOTE_ON_STATES} docs/contract.md"
-        if has_several_ranks and not are_split(without_state):
+        if trainer.world_size > 1 and not are_split(without_state):
             is_endless = trainer.num_training_batches == math.inf
             note = NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS
             yield f"{note.format(setting('split_batches', True))} docs/contract.md"
@@ -192,14 +191,8 @@ class DataResume(L.Callback):
                 yield NOTE_ON_ITERATION.format(type(loader).__name__)
         if some_have_state and None in self._positions(others):
             yield NOTE_ON_MIXTURE
-        exact = find_batch_loaders(trainer.train_dataloader)
-        if has_several_ranks and any(map(BatchLoader.draws_by_slice, exact)):
-            yield f"{NOTE_ON_SLICES} docs/contract.md"
-        # Without a split each rank has batches of its own, which another note says.
-        loaders = find_loaders(trainer.train_dataloader)
-        split = [loader for loader in loaders if loader in exact or are_split([loader])]
-        if has_several_ranks and any(map(draws_in_collation, split)):
-            yield f"{NOTE_ON_COLLATION} docs/contract.md"
+        if trainer.world_size > 1:
+            yield from notes_on_draws(trainer.train_dataloader)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data at the start of a new epoch."""
@@ -339,6 +332,17 @@ class DataResume(L.Callback):
             print_note(trainer, NOTE_ON_OTHER_RANKS.format(saved, now))
         if self._num_read < self.batch:
             print_note(trainer, NOTE_ON_READING.format(self.batch - self._num_read))
+
+
+def notes_on_draws(loaders: Any) -> Iterator[str]:
+    """What draws random numbers for a slice, and not for each sample, on several ranks."""
+    exact = [*find_batch_loaders(loaders)]
+    if any(map(BatchLoader.draws_by_slice, exact)):
+        yield f"{NOTE_ON_SLICES} docs/contract.md"
+    # Without a split each rank has batches of its own, which another note says.
+    split = [loader for loader in find_loaders(loaders) if loader in exact or are_split([loader])]
+    if any(map(draws_in_collation, split)):
+        yield f"{NOTE_ON_COLLATION} docs/contract.md"
 
 
 def is_longer(batches: Any, num_batches: int) -> bool:

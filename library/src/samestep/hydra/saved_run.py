@@ -18,7 +18,7 @@ from samestep.hydra.build import build
 from samestep.hydra.nodes import escape
 from samestep.hydra.targets import check_targets
 from samestep.ranks.compat import name_arguments_of_loaders
-from samestep.run import checkpoint, lifecycle
+from samestep.run import checkpoint, lifecycle, weights
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
 from samestep.run.logs import mute_lightning
@@ -58,10 +58,7 @@ def load_run(
         # The run names the URL, the files and the folder, so it could write anything anywhere.
         data.download = False
     try:
-        # As Lightning loads it: a module may save a part of its weights only.
-        if is_overridden("on_load_checkpoint", model, L.LightningModule):
-            model.on_load_checkpoint(state)
-        model.load_state_dict(state["state_dict"], strict=model.strict_loading)
+        weights.load_into(model, state)
         # Lightning saves the state of a DataModule under the name of its class, if it has any.
         data_state = state.get(type(data).__qualname__)
         if data_state:

@@ -9,6 +9,7 @@
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from samestep.errors import ConfigError
@@ -26,15 +27,9 @@ def read(devices: Any) -> int | str | list[int]:
     Raises:
         ConfigError: if it is none of these.
     """
-    value = devices
-    if isinstance(value, str):
-        text = value.replace(" ", "")
-        if text == "auto":
-            return text
-        if re.fullmatch(r"-1|\d+", text):
-            value = int(text)
-        elif re.fullmatch(r"\d+(,\d+)*,?", text):
-            value = [int(number) for number in text.rstrip(",").split(",")]
+    value = parse(devices) if isinstance(devices, str) else devices
+    if isinstance(value, str) and value == "auto":
+        return value
     if type(value) is int and (value == ALL or value > 0):
         return value
     if isinstance(value, (list, tuple)):
@@ -42,6 +37,16 @@ def read(devices: Any) -> int | str | list[int]:
         if value and is_numbers and len({*value}) == len(value):
             return [*value]
     raise ConfigError(f"{setting('devices', devices)}: {RULE}")
+
+
+def parse(text: str) -> Any:
+    """What a text says: a number, a list of GPUs, or the text itself."""
+    text = text.replace(" ", "")
+    if re.fullmatch(r"-1|\d+", text):
+        return int(text)
+    if re.fullmatch(r"\d+(,\d+)*,?", text):
+        return [int(number) for number in text.rstrip(",").split(",")]
+    return text
 
 
 def count(accelerator: str, devices: Any) -> int:
@@ -64,26 +69,28 @@ def count(accelerator: str, devices: Any) -> int:
             return 1
         if not needs_gpus:
             raise ConfigError(f"{text}: names GPUs, and this run is on CPUs; give a number")
-        unknown = [number for number in wanted if number >= gpus]
-        if unknown:
-            raise ConfigError(
-                f"{text}: this machine has {gpus} GPUs, counted from 0; choose others, or make "
-                f"them visible in {VISIBLE}"
-            )
+        check_known(wanted, gpus, text)
         return len(wanted)
-    if wanted == ALL:
-        if needs_gpus and gpus > 0:
-            return gpus
+    assert isinstance(wanted, int)
+    if wanted == ALL and gpus == 0:
         raise ConfigError(
             f"{text}: means all GPUs, and there are none here; give a number of processes"
         )
-    assert isinstance(wanted, int)
     if needs_gpus and wanted > gpus:
         raise ConfigError(
             f"{text}: this machine has {gpus} GPUs; choose fewer, or "
             f"{setting('accelerator', 'cpu')}"
         )
-    return wanted
+    return gpus if wanted == ALL else wanted
+
+
+def check_known(named: Sequence[int], gpus: int, text: str) -> None:
+    """Raise a ConfigError, which begins with ``text``, if a number names none of the GPUs."""
+    if max(named) >= gpus:
+        raise ConfigError(
+            f"{text}: this machine has {gpus} GPUs, counted from 0; choose others, or make "
+            f"them visible in {VISIBLE}"
+        )
 
 
 def num_gpus(accelerator: str) -> int:

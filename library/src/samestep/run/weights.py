@@ -1,6 +1,7 @@
 """Whether the weights in a checkpoint fit a model; its own ``load_state_dict`` decides."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -35,6 +36,12 @@ def explain_loading(trainer: L.Trainer, remedy: str) -> None:
             raise ConfigError(f"{path} does not fit this model: {why}. {remedy}") from error
 
     strategy.load_model_state_dict = load_or_explain
+
+
+def load_into(model: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    """Give a model the weights of a checkpoint as Lightning does: it may save only a part."""
+    model.on_load_checkpoint(checkpoint)
+    model.load_state_dict(checkpoint["state_dict"], strict=model.strict_loading)
 
 
 def find_unloadable(model: L.LightningModule, checkpoint: dict[str, Any]) -> str | None:
@@ -72,13 +79,8 @@ def is_whole_on_cpu(tensor: Tensor) -> bool:
 
 def try_to_load(model: L.LightningModule, checkpoint: dict[str, Any]) -> str | None:
     """Load a checkpoint as Lightning does, in a fork; why that fails, or None."""
-
-    def load() -> None:
-        model.on_load_checkpoint(checkpoint)
-        model.load_state_dict(checkpoint["state_dict"], strict=model.strict_loading)
-
     try:
-        forked.call_in_fork(load, TRIAL_S)
+        forked.call_in_fork(partial(load_into, model, checkpoint), TRIAL_S)
     except forked.ForkTimeout:
         # A large file may be read there. The run must not wait, nor end, because of a check.
         return None
