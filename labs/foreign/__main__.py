@@ -1,19 +1,21 @@
-"""Runs the matrix of foreign styles, and writes its table into docs/foreign.md.
+"""Runs the matrix of foreign styles, and writes its two tables into docs/foreign.md.
 
 python -m labs.foreign                    # every style, into the table; about 13 minutes
-python -m labs.foreign --libraries        # those of real libraries, without a table
+python -m labs.foreign --libraries        # the styles of real libraries, into a table of their own
 python -m labs.foreign GAN "batch norm"   # those whose name contains one of these texts; no table
 python -m labs.foreign --jobs 4           # so many programs at once; 2 without it
+python -m labs.foreign --rows FILE        # resume: styles with good cells in FILE are not run again
 python -m labs.foreign --keep DIR         # leave the runs in this new folder
 python -m labs.foreign --no-table         # every style, but change no file
 """
 
+import json
 import re
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -23,25 +25,27 @@ from labs.foreign.matrix import COLUMNS, GOOD, Matrix
 from labs.foreign.styles import OF_LIBRARIES, STYLES, libraries
 from labs.foreign.styles.base import Style
 from samestep.ranks import process
-from samestep.verify.experiments import FAILED, Cell
+from samestep.verify.experiments import ANNOUNCED, FAILED, IDENTICAL, Cell
 from tests import fork_server
 from tests.conftest import ROOT, environment
 
 PAGE = ROOT / "docs" / "foreign.md"
-SAME = "identical"
+FOLDER = Path(__file__).parent
+MARKERS = ("<!-- libraries -->\n", "<!-- end of libraries -->")
+"""Of the table of real libraries."""
 EVERYWHERE = "Identical in every column: "
 
 
-def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
+def render(styles: Sequence[Style], words_of: Mapping[str, Sequence[str]]) -> str:
     """Styles with the same cells share a line; those that are identical everywhere follow."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for style in STYLES:
-        words = [rows[style.name][column].word for column in COLUMNS]
-        told = style.told if "announced" in words else ()
+    for style in styles:
+        words = words_of[style.name]
+        told = style.told if ANNOUNCED in words else ()
         says = "; ".join(note.meaning for note in told)
         groups.setdefault((*words, says), []).append(style.name)
     # Most styles: as rows they would hide the others.
-    same = groups.pop((SAME,) * len(COLUMNS) + ("",), [])
+    same = groups.pop((IDENTICAL,) * len(COLUMNS) + ("",), [])
     lines = [f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
     for cells, names in groups.items():
         lines.append(f"| {'; '.join(names)} | {' | '.join(cells)} |")
@@ -49,17 +53,25 @@ def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
     return "\n".join(lines)
 
 
-def read_table(page: str) -> dict[str, list[str]]:
+def read_table(page: str, markers: tuple[str, str] = pages.MARKERS) -> dict[str, list[str]]:
     """The words of each style."""
-    table = pages.read_table(page)
+    table = pages.read_table(page, markers)
     _, *rows = re.findall(r"^\| (.*) \|$", table, re.M)  # the first row has the headings
     (same,) = re.findall(f"^{EVERYWHERE}(.*).$", table, re.M)
-    words_of = {name: [SAME] * len(COLUMNS) for name in same.split("; ")}
+    words_of = {name: [IDENTICAL] * len(COLUMNS) for name in same.split("; ")}
     for row in rows:
         names, *words, _ = row.split(" | ")
         for name in names.split("; "):
             words_of[name] = words
     return words_of
+
+
+def render_versions() -> str:
+    """The libraries that the styles were asked to use, as the lock has them."""
+    lock = (FOLDER / "libraries.lock").read_text()
+    versions = dict(re.findall(r"^([\w.-]+)==([\w.]+)", lock, re.M))
+    wanted = (FOLDER / "libraries.in").read_text().split()
+    return f"Versions: {', '.join(f'{name} {versions[name]}' for name in wanted)}.\n"
 
 
 def main() -> None:
@@ -68,45 +80,76 @@ def main() -> None:
     parser.add_argument("--libraries", action="store_true", help="styles of real libraries")
     parser.add_argument("--jobs", type=int, default=2, help="programs at once")
     parser.add_argument("--no-table", action="store_true", help="print the results only")
+    parser.add_argument("--rows", type=Path, help="a file to resume from; it gets the new rows")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs")
     args = parser.parse_args()
     if args.libraries and not libraries.are_installed():
         sys.exit("error: this Python has no litdata; use make -C labs libraries")
     styles = OF_LIBRARIES if args.libraries else STYLES
     chosen = [style for style in styles if is_chosen(style.name, args.names)]
+    words_of = read_rows(args.rows)
+    waiting = [style for style in chosen if style.name not in words_of]
     # The programs start as forks of a process that has imported the libraries: half of the time.
     fork_server.install(environment())
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        rows = run_all(Matrix(args.keep or Path(folder, "project")), chosen, args.jobs)
-    words: Counter[str] = Counter()
-    for row in rows.values():
-        words.update(cell.word for cell in row.values())
-    counts = ", ".join(f"{number} {word}" for word, number in words.most_common())
-    print(f"{counts}; {time.monotonic() - started:.0f} s")
-    is_whole = not args.names and not args.libraries
-    if is_whole and not args.no_table:
-        pages.write_table(PAGE, render(rows))
-    sys.exit(any(word not in GOOD for word in words))
+        matrix = Matrix(args.keep or Path(folder, "project"))
+        for name, words in run_all(matrix, waiting, args.jobs):
+            words_of[name] = words
+            keep_rows(args.rows, words_of)
+    counts: Counter[str] = Counter()
+    for style in chosen:
+        counts.update(words_of[style.name])
+    text = ", ".join(f"{number} {word}" for word, number in counts.most_common())
+    print(f"{text}; {time.monotonic() - started:.0f} s")
+    if not args.names and not args.no_table:
+        table = render(styles, words_of)
+        if args.libraries:
+            pages.write_table(PAGE, f"{table}\n{render_versions()}", MARKERS)
+        else:
+            pages.write_table(PAGE, table)
+    sys.exit(not is_good(counts))
 
 
-def run_all(matrix: Matrix, styles: Sequence[Style], jobs: int) -> dict[str, dict[str, Cell]]:
-    """The rows of these styles, printed as they come."""
-    rows: dict[str, dict[str, Cell]] = {}
+def is_good(words: Iterable[str]) -> bool:
+    return set(words) <= set(GOOD)
+
+
+def read_rows(path: Path | None) -> dict[str, list[str]]:
+    """The words of the styles that an earlier command has run."""
+    if path is None or not path.exists():
+        return {}
+    words_of: dict[str, list[str]] = json.loads(path.read_text())
+    return words_of
+
+
+def keep_rows(path: Path | None, words_of: Mapping[str, list[str]]) -> None:
+    """Write the rows in which nothing went wrong; the next command runs the others again."""
+    if path is None:
+        return
+    good = {}
+    for name, words in words_of.items():
+        if is_good(words):
+            good[name] = words
+    path.write_text(json.dumps(good, indent=1))
+
+
+def run_all(matrix: Matrix, styles: Sequence[Style], jobs: int) -> Iterator[tuple[str, list[str]]]:
+    """The name and the words of each of these styles, printed as they come."""
     with ThreadPoolExecutor(jobs) as pool:
         waiting = {pool.submit(matrix.run, style): style for style in styles}
-        for done in as_completed(waiting):
+        for number, done in enumerate(as_completed(waiting), 1):
             name = waiting[done].name
             try:
-                rows[name] = done.result()
+                cells = done.result()
             except Exception as error:  # one style must not stop the others
-                rows[name] = dict.fromkeys(COLUMNS, Cell(FAILED, repr(error)))
-            words = ", ".join(cell.word for cell in rows[name].values())
-            print(f"{len(rows)}/{len(styles)}  {name}  [{words}]", flush=True)
-            for column, cell in rows[name].items():
-                if cell.word != SAME:
+                cells = dict.fromkeys(COLUMNS, Cell(FAILED, repr(error)))
+            words = [cells[column].word for column in COLUMNS]
+            print(f"{number}/{len(styles)}  {name}  [{', '.join(words)}]", flush=True)
+            for column, cell in cells.items():
+                if cell.word != IDENTICAL:
                     print(f"    {column}: {cell.word}: {cell.why}", flush=True)
-    return rows
+            yield name, words
 
 
 if __name__ == "__main__":

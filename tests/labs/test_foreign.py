@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
-from labs.foreign.__main__ import PAGE, read_table
+import pytest
+
+from labs import pages
+from labs.foreign.__main__ import MARKERS, PAGE, read_table, render, render_versions
 from labs.foreign.matrix import COLUMNS, GOOD, Matrix
 from labs.foreign.styles import OF_LIBRARIES, STYLES, libraries
 
 FOLDER = Path(libraries.__file__).parent
+TABLES = [(STYLES, pages.MARKERS), (OF_LIBRARIES, MARKERS)]
 TABLE = read_table(PAGE.read_text())
 STYLE, CELLS = "DataLoader", ["SIGTERM", "2 ranks"]
 """One that is identical, and one that is announced: that the matrix sees what the table says.
@@ -15,11 +19,37 @@ Each kind of style has its own tests, in library/tests/callbacks and test_logged
 """
 
 
-def test_the_table_has_every_style_and_every_cell_is_good():
-    assert TABLE.keys() == {style.name for style in STYLES}
-    words = {word for row in TABLE.values() for word in row}
+@pytest.mark.parametrize(("styles", "markers"), TABLES, ids=["all", "libraries"])
+def test_the_table_has_every_style_and_every_cell_is_good(styles, markers):
+    table = read_table(PAGE.read_text(), markers)
+    assert table.keys() == {style.name for style in styles}
+    words = {word for row in table.values() for word in row}
     assert words <= set(GOOD)
-    assert len({Matrix.id_of(style) for style in STYLES}) == len(STYLES) >= 30
+    assert len({Matrix.id_of(style) for style in styles}) == len(styles) >= 30
+
+
+def test_the_table_of_libraries_has_the_versions_of_their_lock():
+    versions = render_versions()
+    assert "litdata 0." in versions
+    assert versions in pages.read_table(PAGE.read_text(), MARKERS)
+
+
+@pytest.mark.parametrize(("styles", "markers"), TABLES, ids=["all", "libraries"])
+def test_a_table_is_read_as_it_was_written(styles, markers, tmp_path: Path):
+    words_of = {style.name: ["identical"] * len(COLUMNS) for style in styles}
+    # Two in one line, and one that nothing else is like.
+    for style in styles[:2]:
+        words_of[style.name][-1] = "rejected"
+    words_of[styles[2].name] = ["identical", *["announced"] * 4]
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text())
+    pages.write_table(page, render(styles, words_of), markers)
+    assert read_table(page.read_text(), markers) == words_of
+    # The other table is as it was.
+    for _, others in TABLES:
+        if others != markers:
+            old, new = PAGE.read_text(), page.read_text()
+            assert pages.read_table(new, others) == pages.read_table(old, others)
 
 
 def test_styles_of_libraries_name_code_that_is_there():

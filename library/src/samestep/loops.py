@@ -153,9 +153,7 @@ class TrainingData:
             # Here, because hooks of the user have drawn numbers since the epoch began.
             self.resume.seed_order()
         if self._is_continued:
-            self._is_continued = False
-            for loader in self.loaders.flattened:
-                compat.end_restored_pass(loader)
+            self._end_restored_pass()
         iter(self.loaders)
         return self
 
@@ -184,6 +182,7 @@ class TrainingData:
                 raise
             # The state was that of the end of an epoch; this is the first batch of the next one.
             self._may_be_exhausted = False
+            self._end_restored_pass()
             iter(self.loaders)
             self._begin_batch()
             return next(self.loaders)
@@ -212,6 +211,13 @@ class TrainingData:
         # A loader that has not read since it got a state may not know yet what that state says:
         # litdata's writes the epoch of before into it.
         return self._loaded or self.loaders._state_dicts()
+
+    def _end_restored_pass(self) -> None:
+        self._is_continued = False
+        for loader in self.loaders.flattened:
+            # A mixture may have loaders that got no state.
+            if hasattr(loader, "load_state_dict"):
+                compat.end_restored_pass(loader)
 
     def _forget_loaded(self) -> None:
         if self._loaded:

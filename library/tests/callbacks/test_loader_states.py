@@ -1,5 +1,6 @@
 """Training data with a state of their own, as torchdata's and litdata's loaders have it."""
 
+import copy
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,13 +110,75 @@ class Restoring:
             self.restore = True
 
 
+class Rows:
+    """A stream as one of `datasets` 5.2: every epoch begins where the last state says."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+        self._starting_state_dict: dict[str, int] | None = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.num_read = (self._starting_state_dict or {"num_read": 0})["num_read"]
+        while self.num_read < 12:
+            self.num_read += 1
+            yield torch.tensor([[float(self.num_read)]])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_read": self.num_read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._starting_state_dict = state
+
+
+class Endless:
+    """A loader as torchdata's, which hands on the state of its data set; it has no length."""
+
+    def __init__(self, *, persistent_workers: bool = False) -> None:
+        self.dataset = Rows()
+        self.persistent_workers = persistent_workers
+        self.state: dict[str, int] = {}
+        self.process: Rows | None = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if self.state:
+            self.reader().load_state_dict(self.state)
+            self.state = {}
+        return iter(self.reader())
+
+    def reader(self) -> Rows:
+        """The data set, or its copy in a loader process."""
+        if not self.persistent_workers:
+            return self.dataset
+        if self.process is None:
+            self.process = copy.deepcopy(self.dataset)
+        return self.process
+
+    def state_dict(self) -> dict[str, int]:
+        return self.reader().state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state, self.process = state, None
+
+
+def with_processes() -> Endless:
+    return Endless(persistent_workers=True)
+
+
 STOPS: list[Place] = [(0, 3), (0, 11), (1, 0), (1, 5)]
 KILLED = {"how": "SIGKILL", "save_every_s": 1e-9}
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(Stateful, {}), (Drawing, KILLED), (Restoring, {}), (Restoring, KILLED)],
+    [
+        (Stateful, {}),
+        (Drawing, KILLED),
+        (Restoring, {}),
+        (Restoring, KILLED),
+        (Endless, {}),
+        (Endless, KILLED),
+        (with_processes, {}),
+    ],
     ids=str,
 )
 def test_a_loader_with_a_state_continues_exactly(tmp_path: Path, kind: type, options, capsys):

@@ -34,7 +34,7 @@ STYLES = [
     of("torchdata: 2 workers", Regressor, "TorchDataWorkers", STATEFUL),
     of("datasets: Dataset", FromObjects, "HuggingFace", LOADER),
     of("datasets: IterableDataset, shuffled", FromObjects, "HuggingFaceStream", STREAM),
-    of("datasets: a state, no buffer", FromObjects, "HuggingFaceStateful", SHUFFLED),
+    of("datasets: a state, no buffer", FromObjects, "HuggingFaceStateful", STATEFUL),
     of("datasets: a state, shuffled in a buffer", FromObjects, "HuggingFaceBuffer", SHUFFLED),
     of("webdataset: WebLoader", Regressor, "Web", STREAM),
     of("torch_geometric: graphs", "Graphs", "Geometric", LOADER),

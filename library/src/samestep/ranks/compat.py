@@ -426,13 +426,23 @@ def before_each_order(loader: Any, function: Callable[[], None]) -> None:
 
 
 def end_restored_pass(loader: Any) -> None:
-    """Let a loader of litdata 0.2 begin another epoch after one that continued from a state.
+    """Let a loader begin its next epoch at the beginning, after one that resumed from a state.
 
-    It forgets the state only when it is read to the end. Lightning counts the batches and stops at
-    the last one, so the next epoch would begin in the middle too.
+    litdata 0.2 forgets the state only when it is read to the end. Lightning counts the batches and
+    stops at the last one, so the next epoch would begin in the middle too. A stream of ``datasets``
+    5.2 never forgets it: as long as its ``set_epoch`` is not called, each later epoch begins where
+    the state says.
     """
     if getattr(loader, "restore", False) is True:
         loader.restore = False
+    dataset = getattr(loader, "dataset", None)
+    if not hasattr(dataset, "_starting_state_dict"):
+        return
+    # An empty state restores nothing, and neither do these calls in an epoch of another number.
+    dataset.load_state_dict({})
+    # Loader processes that outlive the epoch have a data set with the state; new ones have not.
+    if getattr(loader, "persistent_workers", False):
+        loader.load_state_dict({})
 
 
 def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:
