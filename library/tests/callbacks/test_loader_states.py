@@ -133,9 +133,10 @@ class Rows:
 class Endless:
     """A loader as torchdata's, which hands on the state of its data set; it has no length."""
 
-    def __init__(self, *, persistent_workers: bool = False) -> None:
+    persistent_workers = False
+
+    def __init__(self) -> None:
         self.dataset = Rows()
-        self.persistent_workers = persistent_workers
         self.state: dict[str, int] = {}
         self.process: Rows | None = None
 
@@ -160,8 +161,8 @@ class Endless:
         self.state, self.process = state, None
 
 
-def with_processes() -> Endless:
-    return Endless(persistent_workers=True)
+class WithProcesses(Endless):
+    persistent_workers = True
 
 
 STOPS: list[Place] = [(0, 3), (0, 11), (1, 0), (1, 5)]
@@ -177,7 +178,7 @@ KILLED = {"how": "SIGKILL", "save_every_s": 1e-9}
         (Restoring, KILLED),
         (Endless, {}),
         (Endless, KILLED),
-        (with_processes, {}),
+        (WithProcesses, {}),
     ],
     ids=str,
 )
