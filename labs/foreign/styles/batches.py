@@ -86,7 +86,7 @@ class FromGraphs(FromObjects):
 
 
 STYLES = [
-    Style("batches are objects with .to() (PyG)", FromGraphs, ObjectData),
+    Style("batches are objects with .to(), in the style of PyG", FromGraphs, ObjectData),
     Style("batches are dictionaries", FromObjects, DictData),
     Style("batches are named tuples", FromObjects, PairData),
     Style("batches are dataclasses", FromObjects, RecordData),

@@ -228,7 +228,7 @@ STYLES = [
         "callbacks.checkpoints.monitor=g_loss", TWICE,
     ), DRAWS),
     Style("VAE: stochastic test_step, add_image", VAE, Exact, told=DRAWS),
-    Style("Transformers: outputs, groups, warmup", Transformer, Exact),
+    Style("outputs, groups, warmup in the style of Transformers", Transformer, Exact),
     Style("batch norm", BatchNorm, Exact, told=NORMALIZES),
     Style("dropout", Dropout, Exact, told=DRAWS),
     Style("torch.compile", Compiled, Exact),
