@@ -88,8 +88,8 @@ AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint", "samestep")
 """Modules that are run with ``python -m`` and start ranks."""
 
 MODULES = (
-    *AGENTS, "examples.language.convert", "examples.tables.convert", "ipykernel_launcher",
-    "labs.bench.contender", "library.tests.small",
+    *AGENTS, "cProfile", "examples.language.convert", "examples.tables.convert",
+    "ipykernel_launcher", "labs.bench.contender", "library.tests.small",
 )  # fmt: skip
 """All modules that a fork of the server can run with ``python -m``."""
 
@@ -215,7 +215,7 @@ def variables_of_torch(program: Program) -> dict[str, str]:
     """The variables of a program, as torch is to see them in the fork server."""
     if not program.is_test_worker:
         return program.env
-    # tests/conftest.py sets the number of threads itself.
+    # tests/hooks.py sets the number of threads itself.
     return program.env | {"OMP_NUM_THREADS": "1"}
 
 
@@ -591,6 +591,8 @@ def import_libraries() -> None:
             importlib.import_module(name)
     name_methods_quickly()
     keep_operators_to_the_end()
+    remember_entry_points()
+    trace_no_seeds()
     SET_BY_LIBRARIES.update(os.environ.items() - before.items())
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("an import has started a thread; a fork would not have it")
@@ -623,6 +625,43 @@ def keep_operators_to_the_end() -> None:
     for finalizer, made in list(registered.items()):
         if made.func.__module__ == "torch.library":
             finalizer.atexit = False
+
+
+def remember_entry_points() -> None:
+    """Spare each Trainer a look into all packages for one that brings callbacks.
+
+    That reads a file of each installed package, an eighth of a short run. Other folders of
+    ``sys.path``, which differ from program to program, are asked each time.
+    """
+    from lightning.fabric.utilities import registry
+
+    original = registry.entry_points
+    known = {name: original(group=name) for name in ("lightning.pytorch.callbacks_factory",)}
+    looked_into = frozenset(sys.path)
+
+    def entry_points(*, group: str) -> Any:
+        others = [folder for folder in sys.path if folder not in looked_into]
+        if group not in known or any(has_packages(folder) for folder in others):
+            return original(group=group)
+        return known[group]
+
+    registry.entry_points = entry_points
+
+
+def has_packages(folder: str) -> bool:
+    return any(Path(folder or ".").glob("*-info"))
+
+
+def trace_no_seeds() -> None:
+    """Spare each seed of torch the stack traces that it keeps for three kinds of devices.
+
+    They are shown if a device that is used later has an error. In a test the stack is deep: the
+    traces were an eighth of a short run.
+    """
+    for name in ("torch.cuda", "torch.xpu", "torch.mtia"):
+        # Nobody asks the devices whether they are there: after that, no fork could use them.
+        module: Any = importlib.import_module(name)
+        module.traceback = types.SimpleNamespace(format_stack=list)
 
 
 def compose_once() -> None:

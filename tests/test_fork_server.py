@@ -125,10 +125,10 @@ def test_the_rendezvous_names_its_methods_as_torch_does(tmp_path: Path):
 IN_A_TEST_WORKER = """
 import os, subprocess, sys
 from unittest import mock
-from tests import conftest
-conftest.pytest_configure(mock.Mock())
+from tests import hooks
+hooks.pytest_configure(mock.Mock())
 command = [sys.executable, SCRIPT]
-program = subprocess.run(command, env=conftest.environment(), capture_output=True, text=True)
+program = subprocess.run(command, env=hooks.environment(), capture_output=True, text=True)
 print("torch" in sys.modules, os.getppid(), os.getpid(), program.stdout, program.stderr)
 """
 

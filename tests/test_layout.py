@@ -13,7 +13,8 @@ import pytest
 
 import samestep
 from labs.count_code import PATH_TO_FIRST_STEP
-from tests.conftest import LONG_FILES, ROOT
+from tests.conftest import ROOT
+from tests.hooks import LONG_FILES
 
 SRC = ROOT / "src"
 LIBRARY = ROOT / "library/src/samestep"

@@ -5,6 +5,7 @@ function of a test module in new processes.
 """
 
 import csv
+import functools
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from samestep import BatchLoader, Trainer
 from samestep.callbacks.watchdog import Watchdog
 from samestep.metrics import EpochMean
 from samestep.ranks import stopping
+from samestep.run import provenance, receipts
 from samestep.run.checkpoint import load
 from samestep.run_spec import RunSpec
 
@@ -154,6 +156,11 @@ class Observer(L.Callback):
         self._disturb(trainer, "start")
 
 
+find_packages = functools.cache(provenance.find_packages)
+code_checksums = functools.cache(receipts.code_checksums)
+"""A process of tests has imported hundreds of files, which stay as they are while it runs."""
+
+
 def fit(
     run_dir: Path,
     model: Callable[[], L.LightningModule] = Net,
@@ -180,7 +187,9 @@ def fit(
         with (
             mock.patch.object(os, "fsync"),
             mock.patch("samestep.trainer.log_to_files"),
-            mock.patch("samestep.run.provenance.code_state", return_value=(None, "")),
+            mock.patch.object(provenance, "code_state", return_value=(None, "")),
+            mock.patch.object(provenance, "find_packages", find_packages),
+            mock.patch.object(receipts, "code_checksums", code_checksums),
         ):
             trainer = Trainer(
                 run_dir=run_dir, callbacks=[*callbacks(), observer], **default | options

@@ -14,8 +14,10 @@ import os, sys, time
 from library.tests.kit import Net, batches
 from samestep import Trainer
 
+if sys.argv[2].startswith("~"):
+    os.environ["HOME"] = os.getcwd()
 options = {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False}
-options |= {"devices": int(sys.argv[1]), "num_sanity_val_steps": 0}
+options |= {"devices": int(sys.argv[1].removeprefix("devices=")), "num_sanity_val_steps": 0}
 run_dir = f"{sys.argv[2]}/{time.time_ns()}"
 trainer = Trainer(run_dir=run_dir, monitor="val_loss", **options)
 os.chdir("elsewhere")
@@ -36,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_name_made_of_the_time_is_one_directory(folder: Path, devices: int, place: str):
     """Under a profiler, which runs the script in names of its own."""
     profiled = ("-m", "cProfile", "-o", "profile", "script.py")
-    done = run(*profiled, str(devices), place, cwd=folder, HOME=str(folder))
+    done = run(*profiled, f"devices={devices}", place, cwd=folder)
     assert done.returncode == 0, done.stderr
     made = {path.name for path in folder.glob("[!.]*")}
     assert made == {"elsewhere", "profile", "runs", "script.py"}
@@ -48,7 +50,7 @@ def test_a_name_made_of_the_time_is_one_directory(folder: Path, devices: int, pl
 
 
 def test_ranks_with_other_directories_are_rejected_before_anything_is_written(folder: Path):
-    done = run_ranks("script.py", "2", "runs", cwd=folder)
+    done = run_ranks("script.py", "devices=2", "runs", cwd=folder)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("error: ") == 1
     assert f"run_dir: rank 0 has {folder}/runs/" in done.stderr

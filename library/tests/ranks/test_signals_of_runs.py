@@ -113,21 +113,26 @@ def test_a_job_that_slurm_does_not_queue_again_trains_on(tmp_path: Path):
     run.ends_with(143)
 
 
+# The first thing that a process without a terminal opens becomes its own.
+ON_TERMINAL = "import os\nos.close(os.open(os.ttyname(0), os.O_RDWR))\n"
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_run_whose_terminal_is_closed_saves(tmp_path: Path, devices: int):
     """With the progress bar of Lightning, which cannot be drawn any more."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    process, terminal = pty.fork()
-    if process == 0:
-        os.chdir(tmp_path)
-        words = [sys.executable, "script.py", json.dumps({"devices": devices})]
-        os.execve(words[0], words, environment())
+    (tmp_path / "script.py").write_text(ON_TERMINAL + SCRIPT)
+    terminal, end_of_run = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "script.py", json.dumps({"devices": devices})], cwd=tmp_path,
+        env=environment(), stdin=end_of_run, stdout=end_of_run, stderr=end_of_run,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(end_of_run)
     seen = b""
     while b"step 3" not in seen:
         seen += os.read(terminal, 4096)
     os.close(terminal)
-    exit_code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    assert exit_code == 129
+    assert process.wait(PATIENCE_S) == 129
     assert state_of(tmp_path) == ("stopped", "SIGHUP")
     assert (tmp_path / "mine/checkpoints/last.ckpt").exists()
 
@@ -135,11 +140,18 @@ def test_a_run_whose_terminal_is_closed_saves(tmp_path: Path, devices: int):
 def test_a_reader_that_goes_away_loses_the_output_and_not_the_run(tmp_path: Path):
     (tmp_path / "script.py").write_text(SCRIPT)
     options = json.dumps({"devices": 1, "max_epochs": 1})
-    command = f"{sys.executable} script.py '{options}' | head -n 1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "BrokenPipe" not in done.stderr
+    with (tmp_path / "errors").open("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "script.py", options], cwd=tmp_path, env=environment(),
+            stdout=subprocess.PIPE, stderr=errors,
+        )  # fmt: skip
+        # As `head -n 1` does.
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        exit_code = process.wait(PATIENCE_S)
+        errors.seek(0)
+        said = errors.read()
+    assert exit_code == 0, said
+    assert "BrokenPipe" not in said
     assert state_of(tmp_path)[0] == "finished"

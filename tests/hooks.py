@@ -1,0 +1,234 @@
+"""How all tests are run: their programs are forked, nothing is composed twice, costs are counted.
+
+The ``conftest.py`` of the root takes these hooks, for the tests of the library too.
+"""
+
+import fcntl
+import functools
+import gc
+import itertools
+import os
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import hydra
+import omegaconf.base
+import pytest
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.global_hydra import GlobalHydra
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig
+
+from library.tests.programs import environment
+from tests import fork_server
+
+ROOT = Path(__file__).parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the Python programs under test from a process that has imported the libraries.
+
+    In this process, Hydra reads and composes nothing twice.
+    """
+    config.pluginmanager.register(ProcessorSeconds())
+    # Containers often set this. Hundreds of processes would compile the same files.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    os.environ["GOGC"] = "off"  # kubectl never lives long enough to need its garbage collector
+    fork_server.install(environment())
+    hydra.compose = compose_once
+    ConfigRepository.load_config = load_once
+    # Parsing an interpolation takes a tenth of a composition, and the trees are only read.
+    omegaconf.base.parse = functools.cache(omegaconf.base.parse)
+
+
+original_compose = hydra.compose
+original_load = ConfigRepository.load_config
+LOADED: dict[object, bytes] = {}
+UNREAD = {
+    "CUDA_VISIBLE_DEVICES", "KUBECACHEDIR", "KUBECONFIG", "PYTEST_CURRENT_TEST", "SLURM_CONF",
+}  # fmt: skip
+"""Variables that no file of ``configs/`` reads, and that differ from test to test."""
+
+
+def compose_once(
+    config_name: str | None = None,
+    overrides: Sequence[str] = (),
+    return_hydra_config: bool = False,
+) -> DictConfig:
+    """``hydra.compose``, which takes a tenth of a second, with a memory for what it has composed.
+
+    The files, the overrides and the environment are all that Hydra reads.
+    """
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    folders = [Path(source.path) for source in sources if source.scheme() == "file"]
+    folders += fork_server.searched_folders(overrides)
+    states = fork_server.states_of_files(folders)
+    variables = frozenset((name, os.environ[name]) for name in os.environ if name not in UNREAD)
+    surroundings = (tuple(folders), tuple(states), variables)
+    composed = compose_in(surroundings, config_name, tuple(overrides), return_hydra_config)
+    copied: DictConfig = pickle.loads(composed)  # deepcopy is several times slower
+    return copied
+
+
+@functools.lru_cache(maxsize=1000)
+def compose_in(
+    surroundings: object, config_name: str, overrides: tuple[str, ...], return_hydra_config: bool
+) -> bytes:
+    return pickle.dumps(original_compose(config_name, list(overrides), return_hydra_config))
+
+
+def load_once(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
+    """Hydra's reader of a file, a third of a composition, with a memory for what it has read."""
+    folders = [source.path for source in repository.get_sources() if source.scheme() == "file"]
+    paths = [Path(folder, f"{config_path.removesuffix('.yaml')}.yaml") for folder in folders]
+    states = [
+        (path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.exists()
+    ]
+    if not states:
+        return original_load(repository, config_path)
+    key = (config_path, *states)
+    if key not in LOADED:
+        LOADED[key] = pickle.dumps(original_load(repository, config_path))
+    loaded: ConfigResult | None = pickle.loads(LOADED[key])
+    return loaded
+
+
+STARTED = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-times", metavar="FILE", help="write what each test costs into FILE")
+
+
+class ProcessorSeconds:
+    """Lets the reports of a test say what it has cost, with its processes that have ended."""
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        item.stash[STARTED] = sum(os.times()[:4])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> None:
+        item.user_properties[:] = [("cpu_s", sum(os.times()[:4]) - item.stash[STARTED])]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Write for each test: its processor seconds, those of its processes too, and its seconds."""
+    path = config.getoption("--cpu-times")
+    if not path:
+        return
+    cpu_s: Counter[str] = Counter()
+    wall_s: Counter[str] = Counter()
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            cost = dict(report.user_properties).get("cpu_s", 0.0)  # none of a process that crashed
+            cpu_s[report.nodeid] = max(cpu_s[report.nodeid], cost)
+            wall_s[report.nodeid] += report.duration
+    lines = [f"{cpu_s.total():8.2f} {wall_s.total():8.2f} all"]
+    lines += [f"{cpu_s[name]:8.2f} {wall_s[name]:8.2f} {name}" for name, _ in cpu_s.most_common()]
+    Path(path).write_text("\n".join(["     cpu     wall test", *lines]) + "\n")
+
+
+MARKED_PATHS = {
+    f"{ROOT}/tests/labs/test_elastic.py": "faults",
+    f"{ROOT}/tests/labs/test_faults.py": "faults",
+    f"{ROOT}/tests/samestep/launch/": "clusters",
+}
+
+
+def pytest_collection_finish() -> None:
+    """Compute with one thread, as the programs under test do.
+
+    The process that hands out the tests to pytest-xdist collects none, and needs no torch.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    # All tests stay to the end: no collection needs to look at them.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let one process at a time collect a file: the first one compiles it for all.
+
+    pytest writes the asserts of a test anew and keeps the result, which is most of a collection. In
+    a fresh clone all processes begin with the same file.
+    """
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
+
+
+LONG_FILES = {
+    f"{ROOT}/{name}"
+    for name in (
+        "library/tests/ranks/test_heartbeat.py",
+        "library/tests/test_distribution.py",
+        "library/tests/test_sharded.py",
+        "library/tests/test_trainer.py",
+        "tests/labs/test_elastic.py",
+        "tests/labs/test_faults.py",
+        "tests/scripts/test_sweep.py",
+        "tests/test_copies.py",
+        "tests/test_start.py",
+    )
+}
+"""Files with a test that takes more than five seconds on a quiet machine."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of clusters and of faults by the place of their files.
+
+    They wait more than they compute. Each process of pytest-xdist begins with its own part of all
+    tests, so their files are spread evenly: some processes wait while others compute.
+    """
+    kinds: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        for path, marker in MARKED_PATHS.items():
+            if str(item.path).startswith(path):
+                item.add_marker(marker)
+        waits = any(item.get_closest_marker(name) for name in MARKED_PATHS.values())
+        kinds[waits].append(item)
+    begins: dict[Path, float] = {}
+    for kind in kinds.values():
+        for number, item in enumerate(kind):
+            begins.setdefault(item.path, number / len(kind))
+    items.sort(key=lambda item: begins[item.path])
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        items[:] = begin_with_long_files(items, config.workerinput["workercount"])
+
+
+def begin_with_long_files(items: list[pytest.Item], num_processes: int) -> list[pytest.Item]:
+    """Let the part of each process begin with files that take long.
+
+    pytest-xdist cuts the list into equal parts. A process that has done its part takes tests from
+    the end of another one: a long test there would run at last, while the other processes wait.
+    """
+    long: dict[Path, list[pytest.Item]] = {}
+    others: list[pytest.Item] = []
+    for item in items:
+        if str(item.path) in LONG_FILES:
+            long.setdefault(item.path, []).append(item)
+        else:
+            others.append(item)
+    starts: list[list[pytest.Item]] = [[] for _ in range(num_processes)]
+    for number, file in enumerate(long.values()):
+        starts[number % num_processes] += file
+    ordered: list[pytest.Item] = []
+    for number, start in enumerate(starts):
+        size = (len(items) - len(ordered)) // (num_processes - number)
+        rest = max(0, size - len(start))
+        ordered += start + others[:rest]
+        del others[:rest]
+    return ordered
