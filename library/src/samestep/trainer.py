@@ -21,7 +21,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -36,7 +36,7 @@ from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
 from samestep.callbacks.loss_check import LossCheck
 from samestep.callbacks.loss_guard import LossGuard
-from samestep.callbacks.rank_state import RankState
+from samestep.callbacks.rank_state import RankState, find_deciders
 from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_stats import RunStats
@@ -443,9 +443,7 @@ class Trainer(L.Trainer):
 
     def _stateful(self) -> dict[str, L.Callback]:
         """The callbacks that scripts ask for results, by the keys of their states."""
-        found: list[L.Callback] = compat.callbacks_of(self, ModelCheckpoint)
-        found += compat.callbacks_of(self, EarlyStopping)
-        return {callback.state_key: callback for callback in found}
+        return {callback.state_key: callback for callback in find_deciders(self)}
 
     def _finish(self, metrics: Mapping[str, float]) -> None:
         """Write the final metrics, which ends the run."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
@@ -17,14 +18,15 @@ from torchmetrics import Metric, MetricCollection
 from samestep.data.loaders import weights_of_ranks
 from samestep.metrics import EpochMean
 from samestep.ranks import epoch_logs
+from samestep.ranks.compat import callbacks_of
 from samestep.ranks.process_group import gather
-from samestep.ranks.sharded import shard_like
+from samestep.ranks.sharded import map_tensors, shard_like
 
 log = logging.getLogger(__name__)
 
 State = dict[str, Any]
-"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logs``, ``last_values`` and
-``metrics``."""
+"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logs``, ``last_values``,
+``metrics`` and ``callbacks``."""
 
 
 class RankState(L.Callback):
@@ -34,7 +36,8 @@ class RankState(L.Callback):
 
     - its buffers, such as the running statistics of batch norm;
     - the sums of ``EpochMean``, ``self.log`` and torchmetrics, also of metrics that span epochs;
-    - with manual optimization its gradients, because only the module knows when it takes a step.
+    - with manual optimization its gradients, because only the module knows when it takes a step;
+    - the states of ModelCheckpoint and EarlyStopping, whose metrics may differ between ranks.
 
     On the same number of ranks each gets its own state back. On another number, buffers and
     gradients become their mean, and rank zero gets all sums.
@@ -58,6 +61,8 @@ class RankState(L.Callback):
         if trainer.world_size > 1:
             buffers = float_buffers(pl_module)
             own["buffers"] = {name: buffer.cpu() for name, buffer in buffers.items()}
+            states = {one.state_key: one.state_dict() for one in find_deciders(trainer)}
+            own["callbacks"] = map_tensors(states, lambda _, tensor: tensor.cpu())
         if not pl_module.automatic_optimization:
             own["gradients"], checkpoint["gradients"] = split_gradients(pl_module)
         own |= self._collect_metrics(trainer, pl_module)
@@ -86,6 +91,11 @@ class RankState(L.Callback):
         if trainer.state.fn == "fit":
             self._saved = checkpoint.get("state_of_ranks", [])
             self._gradients = checkpoint.get("gradients", {})
+            # Lightning gives each callback its state after this. The checkpoint has that of rank
+            # zero: with it, this rank may disagree with a save for which it has voted before.
+            if len(self._saved) == trainer.world_size:
+                own = self._saved[trainer.global_rank]
+                checkpoint["callbacks"].update(own.get("callbacks", {}))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the state of this rank."""
@@ -143,6 +153,13 @@ class RankState(L.Callback):
                 buffer.copy_(trainer.strategy.reduce(weight * buffer, reduce_op="mean"))
 
     on_train_epoch_end = on_validation_start
+
+
+def find_deciders(trainer: L.Trainer) -> list[L.Callback]:
+    """The callbacks of Lightning that decide by a metric, by a vote of all ranks."""
+    found: list[L.Callback] = callbacks_of(trainer, ModelCheckpoint)
+    found += callbacks_of(trainer, EarlyStopping)
+    return found
 
 
 def split_gradients(
