@@ -30,6 +30,7 @@ import inspect
 import logging
 import math
 import pickle
+import signal
 from collections import deque
 from collections.abc import Callable
 from functools import cache, partial
@@ -64,6 +65,8 @@ from samestep.data.loaders import without_states
 from samestep.errors import RunError
 from samestep.ranks import compat, epoch_logs, stopping
 from samestep.ranks.compat import before_hooks, callbacks_of
+from samestep.ranks.process_group import on_rank_zero
+from samestep.ranks.requeue import requeue_job
 
 log = logging.getLogger(__name__)
 
@@ -758,7 +761,10 @@ class TestLoop(_EvaluationLoop):
 
 
 class TestFetcher:
-    """Gives the batches of a test; between two of them all ranks continue or stop."""
+    """Gives the batches of a test; between two of them all ranks continue or stop.
+
+    A job of Slurm that gets SIGUSR1 is requeued here too, as by Lightning.
+    """
 
     __test__ = False
 
@@ -774,5 +780,10 @@ class TestFetcher:
         except stopping.Stopped:
             stopping.check()
             raise
-        stopping.check()
+        agreed = stopping.agreed()
+        # There is nothing to save: the run has its last checkpoint.
+        if agreed.requeue and on_rank_zero(requeue_job):
+            raise stopping.Stopped(agreed.signum or signal.SIGUSR1)
+        if agreed.signum:
+            raise stopping.Stopped(agreed.signum)
         return batch

@@ -26,6 +26,21 @@ class Slow(Net):
 options = {"run_dir": "mine", "max_epochs": 100, "accelerator": "cpu"} | json.loads(sys.argv[1])
 Trainer(**options).fit(Slow(), batches(64))
 """
+TESTS = """
+import time
+from library.tests.kit import Net, batches
+from samestep import Trainer
+
+class Slow(Net):
+    def test_step(self, batch, batch_idx):
+        print("test", batch_idx, flush=True)
+        time.sleep(0.1)
+
+options = {"enable_progress_bar": False, "enable_model_summary": False}
+trainer = Trainer(run_dir="mine", max_epochs=1, accelerator="cpu", devices=2, **options)
+trainer.fit(Slow(), batches(8))
+trainer.test(dataloaders=batches(8_000))
+"""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SAMESTEP_RUN = ("-m", "samestep", "run", "--nproc-per-node=2")
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
@@ -39,10 +54,12 @@ def state_of(folder: Path) -> tuple[str, str]:
 class Run:
     """A run of the script in a process of its own, whose output is in a file."""
 
-    def __init__(self, folder: Path, *launcher: str, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, *launcher: str, script: str = SCRIPT, **variables: str
+    ) -> None:
         options = QUIET | ({} if launcher[:1] == ("-m",) else {"devices": int(launcher[0])})
         self.output = folder / "output"
-        (folder / "script.py").write_text(SCRIPT)
+        (folder / "script.py").write_text(script)
         words = launcher if launcher[:1] == ("-m",) else ()
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
@@ -103,11 +120,19 @@ def test_sigusr1_in_a_job_of_slurm_saves_queues_it_again_and_stops(tmp_path: Pat
     assert state_of(tmp_path) == ("stopped", "SIGUSR1")
 
 
+def test_sigusr1_in_a_job_of_slurm_queues_a_test_again(tmp_path: Path):
+    run = Run(tmp_path, "2", script=TESTS, **make_scontrol(tmp_path, 0))
+    run.wait_for("test 3")
+    run.process.send_signal(signal.SIGUSR1)
+    run.ends_with(138)
+    assert (tmp_path / "called").read_text() == "requeue 7\n"
+
+
 def test_a_job_that_slurm_does_not_queue_again_trains_on(tmp_path: Path):
     run = Run(tmp_path, "1", **make_scontrol(tmp_path, 1))
     run.wait_for("step 3")
     run.process.send_signal(signal.SIGUSR1)
-    run.wait_for("Note: `scontrol requeue 7` has failed (no), so the run trains until its limit")
+    run.wait_for("Note: `scontrol requeue 7` has failed (no), so the run continues until its limit")
     run.wait_for("Saved after step ")
     run.process.send_signal(signal.SIGTERM)
     run.ends_with(143)

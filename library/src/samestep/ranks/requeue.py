@@ -34,6 +34,8 @@ def requeue_job() -> bool:
     else:
         if done.returncode == 0:
             return True
-    text = f"Note: `{' '.join(command)}` has failed ({reason}), so the run trains until its limit"
+    text = (
+        f"Note: `{' '.join(command)}` has failed ({reason}), so the run continues until its limit"
+    )
     print(text, file=sys.stderr, flush=True)
     return False
