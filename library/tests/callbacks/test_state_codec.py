@@ -55,9 +55,9 @@ def round_trip(value: Any, into: Any = MISSING) -> Any:
     [
         None, 1.5, float("inf"), 1 + 2j, b"bytes", Mode.FAST, [1, [2]], (1, "two"), {3},
         deque([4], 5), OrderedDict(a=[6]), {(1, 2): "tuple"}, Pair(1, 2), Frozen(3),
-        Namespace(four=4), np.float32(2.5),
+        Namespace(four=4), np.float32(2.5), -(10**5000), {10**5000: 7},
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_a_value_is_restored_with_its_class(value):
     restored = round_trip(value)

@@ -333,6 +333,7 @@ def test_what_could_never_be_read_again_is_not_saved(tmp_path: Path):
         (np.array([1, None]), r"\['mine'\]\['x'\] is a numpy.ndarray"),
         (np.zeros(2, "f4,i4"), r"\['mine'\]\['x'\] is a numpy.ndarray"),
         ([1, Path("a")], r"\['mine'\]\['x'\]\[1\] is a pathlib\S*Path"),
+        (-(2**2040), r"\['x'\] is a whole number of 2041 bits"),
         ({"when": datetime.now(UTC)}, r"\['x'\]\['when'\] is a datetime.datetime"),
     ):
         callbacks = {"mine": {"x": value}}

@@ -32,6 +32,7 @@ from torchmetrics import Metric, MetricCollection
 
 from samestep.ranks import epoch_logs
 from samestep.ranks.sharded import class_of
+from samestep.run.checkpoint import is_plain
 
 FRAMEWORKS = {"torch", "lightning", "samestep", "torchmetrics", "omegaconf"}
 LIBRARIES = FRAMEWORKS | sys.stdlib_module_names
@@ -104,6 +105,8 @@ class Encoder:
         """What ``Decoder`` needs to restore ``value``."""
         self._num_left -= 1
         # The exact type: a subclass, such as an IntEnum, must not become a plain number.
+        if type(value) is int:
+            return encode_int(value)
         if type(value) in PLAIN:
             return value
         # Reading runs code of others: properties, lengths and comparisons may raise anything, and
@@ -272,6 +275,13 @@ class Encoder:
         first = islice(items, NUM_ENDS)
         last = islice(items, len(items) - NUM_ENDS, None)
         return [*first, *last]
+
+
+def encode_int(value: int) -> Any:
+    """A whole number, or its text if torch cannot read it back: in decimals it has a limit too."""
+    if is_plain(value):
+        return value
+    return "literal", hex(value)
 
 
 class LivingIds:

@@ -57,6 +57,7 @@ NEW_RUN = "start a new run (another run_dir or RUN_ID)"
 OWN_NAMES = re.compile(r"(best|last|last-previous|epoch-\d+)\.ckpt")
 # Types that torch reads back without calling any code of the file.
 PLAIN = {type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter}
+MAX_INT = 1 << 2039  # torch 2.15 cannot read back a whole number of more than 255 bytes
 NUMPY_KINDS = {type(np.dtype(code)) for code in "?bhilqBHILQefdgFDGSUmM"}
 """The types of NumPy's numbers, texts and times; an array of objects may hold anything."""
 NUMPY: list[Any] = [
@@ -493,24 +494,41 @@ def find_unreadable(value: Any, place: str) -> str | None:
     if kind in (dict, OrderedDict):
         parts = value.items()
         for key in value:
-            if type(key) in PLAIN:
+            if is_plain(key):
                 continue
             found = find_unreadable(key, f"a key of {place}")
             if found:
                 return found
     elif kind in (list, tuple):
         parts = enumerate(value)
-    elif kind not in PLAIN and not is_plain_numpy(value) and not _can_be_read_back(value):
-        return f"{place} is a {kind.__module__}.{kind.__qualname__}"
+    else:
+        return _find_unreadable_leaf(value, place)
     for key, item in parts:
         # Skipped here and not in the next call: plain values are many, such as the rows of the
         # history, and to format the name of each place would take longer than the rest.
-        if type(item) in PLAIN:
+        if is_plain(item):
             continue
         found = find_unreadable(item, f"{place}[{key!r}]")
         if found:
             return found
     return None
+
+
+def _find_unreadable_leaf(value: Any, place: str) -> str | None:
+    if is_plain(value) or is_plain_numpy(value) or _can_be_read_back(value):
+        return None
+    kind = type(value)
+    if kind is int:
+        return f"{place} is a whole number of {value.bit_length()} bits"
+    return f"{place} is a {kind.__module__}.{kind.__qualname__}"
+
+
+def is_plain(value: Any) -> bool:
+    """Whether torch reads a value back without calling any code of the file."""
+    kind = type(value)
+    if kind is int:
+        return bool(-MAX_INT < value < MAX_INT)
+    return kind in PLAIN
 
 
 def is_plain_numpy(value: Any) -> bool:
