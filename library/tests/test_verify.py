@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from library.tests.programs import environment, until
+from samestep.verify.experiments import IDENTICAL, STOPPED_WITHIN, Cell, Experiments, Settings
 from samestep.verify.main import main
 
 SCRIPT = """
@@ -109,6 +110,18 @@ def test_a_run_that_is_not_reproducible_is_found(folder: Path, capsys: pytest.Ca
     line = table["undisturbed again"]
     assert (code, line["result"], line["kind"]) == (1, "differs", "loss")
     assert str(line["hint"]).startswith("two undisturbed runs differ")
+
+
+def test_only_experiments_that_take_place_are_counted(folder: Path, monkeypatch):
+    """A run that never accumulates has no place within a step."""
+    shown: list[str] = []
+    experiments = Experiments(Settings([], folder, str), shown.append)
+    monkeypatch.setattr(experiments, "_run_undisturbed", lambda: Cell(IDENTICAL))
+    monkeypatch.setattr(experiments, "_choose_place", lambda name: None)
+    monkeypatch.setattr(experiments, "_tasks_for", lambda wanted: [])
+    experiments.names = lambda: ["undisturbed", STOPPED_WITHIN]  # type: ignore[method-assign]
+    experiments.run()
+    assert shown == ["undisturbed ...", "[1/1] undisturbed: identical (0 s)"]
 
 
 def test_a_program_that_hangs_is_ended(folder: Path):

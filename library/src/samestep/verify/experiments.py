@@ -174,15 +174,19 @@ class Experiments:
     def run(self, chosen: Sequence[str] = ()) -> dict[str, Cell]:
         """The cells of these experiments, or of all of them, in the order of the table."""
         wanted = [name for name in self.names() if not chosen or name in chosen]
-        self._num_wanted = len({UNDISTURBED, *wanted})
-        cells = self._timed(UNDISTURBED, self._run_undisturbed)
-        if cells[UNDISTURBED].word in (REJECTED, FAILED):
-            # The other cells would only repeat what stopped this run.
-            return dict.fromkeys(wanted, cells[UNDISTURBED])
+        started = self._begin(UNDISTURBED)
+        undisturbed = self._run_undisturbed()
+        is_useful = undisturbed.word not in (REJECTED, FAILED)
         # A run that never accumulates has no such place, and the table no such line.
-        if STOPPED_WITHIN in wanted and self._choose_place(STOPPED_WITHIN) is None:
+        if is_useful and STOPPED_WITHIN in wanted and self._choose_place(STOPPED_WITHIN) is None:
             wanted.remove(STOPPED_WITHIN)
-            self._num_wanted -= 1
+        # Counted only now, so that the first line has the same number as the last one.
+        self._num_wanted = len({UNDISTURBED, *wanted})
+        self._end(UNDISTURBED, undisturbed, started)
+        if not is_useful:
+            # The other cells would only repeat what stopped this run.
+            return dict.fromkeys(wanted, undisturbed)
+        cells = {UNDISTURBED: undisturbed}
         for found in self._run_tasks(self._tasks_for(wanted)):
             cells |= found
         return {name: cells[name] for name in wanted}
@@ -209,13 +213,19 @@ class Experiments:
                 raise
 
     def _timed(self, name: str, function: Callable[[], Cell]) -> dict[str, Cell]:
-        self.show(f"{name} ...")
-        started = time.monotonic()
+        started = self._begin(name)
         cell = function()
+        self._end(name, cell, started)
+        return {name: cell}
+
+    def _begin(self, name: str) -> float:
+        self.show(f"{name} ...")
+        return time.monotonic()
+
+    def _end(self, name: str, cell: Cell, started: float) -> None:
         seconds = time.monotonic() - started
         self._num_done += 1
         self.show(f"[{self._num_done}/{self._num_wanted}] {name}: {cell.word} ({seconds:.0f} s)")
-        return {name: cell}
 
     # -- Runs --------------------------------------------------------------------------------------
 
