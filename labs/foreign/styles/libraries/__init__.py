@@ -48,7 +48,8 @@ STYLES = [
     of("pytorch-metric-learning: CrossBatchMemory", "Remembers", "Pictures", NO_MEAN),
     of("lightly: MoCo, memory bank", "MoCo", "Pictures", NO_MEAN),
     of("lightly: DINO", "Dino", "Pictures", NO_MEAN),
-    of("segmentation-models-pytorch: Unet, Dice", "Segments", "Masks", NORMALIZES + NO_MEAN),
+    of("segmentation-models-pytorch: Unet, Dice", "Segments", "Masks", NORMALIZES + NO_MEAN)
+    ._replace(overrides=("trainer.strategy=ddp_find_unused_parameters_true",)),
     of("schedulefree: AdamWScheduleFree", "ScheduleFree", Exact),
     of("vector-quantize-pytorch: codebook", "Quantized", "Pictures", NO_MEAN),
     of("torch-ema: an attribute", "TorchEma", Exact),

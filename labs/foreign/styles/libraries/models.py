@@ -209,14 +209,16 @@ class WithTeacher(Classifier):
 
 
 class MoCo(WithTeacher):
-    """A memory of what the slow copy has seen."""
+    """A memory of what the slow copy has seen, which only training compares with."""
 
     def make_comparison(self):
+        self.compare_in_batch = lightly.loss.NTXentLoss()
         return lightly.loss.NTXentLoss(memory_bank_size=(16, 3))
 
     def loss(self, batch):
         x, _ = batch
-        return self.compare(self.net(x), self.teacher(x.flip(2)))
+        compare = self.compare if self.training else self.compare_in_batch
+        return compare(self.net(x), self.teacher(x.flip(2)))
 
 
 class Dino(WithTeacher):
@@ -299,15 +301,15 @@ class Quantized(Classifier):
 class TorchEma(Regressor):
     """An average that is no module: an attribute with lists of tensors."""
 
-    def on_fit_start(self):
+    def __init__(self):
+        super().__init__()
+        # Not in on_fit_start, which Lightning calls after on_load_checkpoint.
         self.average = ExponentialMovingAverage(self.net.parameters(), decay=0.9)
 
     def on_before_zero_grad(self, optimizer):
         self.average.update()
 
     def validation_step(self, batch, batch_idx):
-        if not hasattr(self, "average"):
-            return
         with self.average.average_parameters():
             super().validation_step(batch, batch_idx)
 
@@ -315,8 +317,6 @@ class TorchEma(Regressor):
         checkpoint["average"] = self.average.state_dict()
 
     def on_load_checkpoint(self, checkpoint):
-        if not hasattr(self, "average"):
-            self.average = ExponentialMovingAverage(self.net.parameters(), decay=0.9)
         self.average.load_state_dict(checkpoint["average"])
 
 
