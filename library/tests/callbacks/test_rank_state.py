@@ -60,6 +60,33 @@ def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
     assert module.running_mean.tolist() == [3.25, 3.25]
 
 
+def test_a_queue_and_its_labels_continue_with_those_of_rank_zero(capsys):
+    """On another number of ranks; one integer is a counter, beside which floats have a mean."""
+    module = torch.nn.ModuleDict({"queue": torch.nn.Module(), "norm": torch.nn.BatchNorm1d(1)})
+    module["queue"].register_buffer("rows", torch.zeros(2))
+    module["queue"].register_buffer("labels", torch.zeros(2).long())
+    saved = []
+    for rank in (1, 3):
+        buffers = {
+            "queue.rows": torch.full((2,), float(rank)),
+            "queue.labels": torch.full((2,), rank),
+            "norm.running_mean": torch.full((1,), float(rank)),
+            "norm.num_batches_tracked": torch.tensor(rank),
+        }
+        saved.append({"weight": 1.0, "sums": {}, "buffers": buffers})
+    ranks = RankState()
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+    trainer.state.fn = "fit"
+    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.on_train_start(trainer, module)
+    assert module["queue"].rows.tolist() == module["queue"].labels.tolist() == [1, 1]
+    assert module["norm"].running_mean.item() == 2.0
+    assert module["norm"].num_batches_tracked == 1
+    said = capsys.readouterr().out
+    names = "ModuleDict.norm.num_batches_tracked, ModuleDict.queue.labels"
+    assert f"Note: 2 ranks had different values of {names}. All 1 ranks continue" in said
+
+
 @pytest.mark.parametrize(("is_rank_zero", "mean"), [(True, 2.0), (False, 0.0)])
 def test_on_another_number_of_ranks_sums_are_counted_once(monkeypatch, is_rank_zero, mean: float):
     module, ranks = EpochMean("train", "loss"), RankState()

@@ -92,6 +92,29 @@ class Remembers(Net):
         self.saved = checkpoint["saved"]
 
 
+class Queued(Net):
+    """Each rank trains with a queue of its samples and their labels, as losses of metric learning.
+
+    A list of all labels grows on each rank by another number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(3))
+        self.register_buffer("labels", torch.zeros(3).long())
+        self.register_buffer("listed", torch.zeros(0).long(), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        samples = batch[0].flatten()
+        self.queue = torch.cat([samples, self.queue])[:3]
+        self.labels = torch.cat([samples.long(), self.labels])[:3]
+        self.listed = torch.cat([self.listed, self.labels[: 1 + environment.rank()]])
+        # A change in place: a validation in between must leave a tensor that training can change.
+        self.listed += 1
+        weight = 1 + (self.queue * self.labels).mean() + self.listed.float().mean()
+        return super().training_step(batch, batch_idx) / weight
+
+
 class NanOnOneRank(Net):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -126,6 +149,12 @@ def train_all(folder: str) -> None:
     check_exact(*stateful, rank=1)
     check_exact(root / "norm", Normalized, batches, (0, 1), (1, 0), (1, 2), rank=1)
     check_exact(root / "remembers", Remembers, batches, (0, 1), (1, 0), rank=1)
+    _, parts = check_exact(root / "queued", Queued, batches, (0, 1), (1, 0), rank=1)
+    queued = parts[-1].module
+    # A mean over the ranks would belong to no label.
+    assert torch.equal(queued.queue.long(), queued.labels)
+    assert have_same_weights(queued)
+    assert len({*process_group.gather(tuple(queued.listed.tolist()))}) == 1
     # One rank gets the signal within an optimizer step: both take the whole step.
     accumulate = {"accumulate_grad_batches": 3, "rank": 1}
     check_exact(root / "accumulate", Net, lambda: batches(40), (0, 4), (1, 0), **accumulate)

@@ -254,10 +254,13 @@ class Attributes(L.Callback):
         # ``RankState`` gives a buffer the mean over the ranks that saved it; one rank saves none.
         have_mean = len(ranks) not in (1, trainer.world_size)
         failed = []
+        unequal = find_unequal(ranks)
         for name, (encoded, _) in own["kept"].items():
             path, _, attribute = name.rpartition(".")
             owner = owners.get(path)
             if have_mean and is_buffer(owner, attribute):
+                # ``RankState`` says what has none.
+                unequal.pop(name, None)
                 continue
             if not restore_attribute(owner, attribute, encoded, decoder):
                 failed.append(name)
@@ -272,7 +275,7 @@ class Attributes(L.Callback):
             name_in_note(
                 trainer,
                 f"{len(ranks)} ranks had different values of ",
-                find_unequal(ranks),
+                [*unequal],
                 f". All {trainer.world_size} ranks continue with the values of rank zero",
             )
 
@@ -431,13 +434,14 @@ def restore_attribute(owner: Any, attribute: str, encoded: Any, decoder: Decoder
     return True
 
 
-def find_unequal(ranks: list[dict[str, Any]]) -> list[str]:
+def find_unequal(ranks: list[dict[str, Any]]) -> dict[str, bool]:
     """The names of the attributes that rank zero has kept, and of which other ranks differ."""
-    unequal = []
+    # In their order, from which some are taken.
+    unequal = {}
     for name, (_, own) in ranks[0]["kept"].items():
         of_ranks = [rank["kept"].get(name, (None, None))[1] for rank in ranks]
         if of_ranks.count(own) < len(ranks):
-            unequal.append(name)
+            unequal[name] = True
     return unequal
 
 

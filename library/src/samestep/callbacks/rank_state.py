@@ -5,6 +5,7 @@ gradients of their own.
 """
 
 import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
@@ -15,12 +16,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric, MetricCollection
 
+from samestep.callbacks.notes import join_names, print_note
 from samestep.data.loaders import weights_of_ranks
 from samestep.metrics import EpochMean
-from samestep.ranks import epoch_logs
+from samestep.ranks import epoch_logs, process_group
 from samestep.ranks.compat import callbacks_of
-from samestep.ranks.process_group import gather
-from samestep.ranks.sharded import map_tensors, shard_like
+from samestep.ranks.sharded import class_of, map_tensors, shard_like
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,9 @@ class RankState(L.Callback):
 
     Before each validation and at the end of each epoch the buffers become their mean over the
     ranks, weighted by the samples of each, so that every rank and the checkpoint hold the same
-    model.
+    model. Integers have no mean: where they differ, all ranks get those of rank zero, as under DDP.
+    So they do with all buffers of a part that has a table of integers which differ, such as a queue
+    of samples and their labels: its floats belong to these integers.
     """
 
     def __init__(self) -> None:
@@ -59,14 +62,13 @@ class RankState(L.Callback):
         own: State = {"weight": weights_of_ranks(trainer)[trainer.global_rank], "sums": sums}
         # One rank has no other buffers than those that Lightning saves.
         if trainer.world_size > 1:
-            buffers = float_buffers(pl_module)
-            own["buffers"] = {name: buffer.cpu() for name, buffer in buffers.items()}
+            own["buffers"] = on_cpu(buffers_of(pl_module))
             states = {one.state_key: one.state_dict() for one in find_deciders(trainer)}
             own["callbacks"] = map_tensors(states, lambda _, tensor: tensor.cpu())
         if not pl_module.automatic_optimization:
             own["gradients"], checkpoint["gradients"] = split_gradients(pl_module)
         own |= self._collect_metrics(trainer, pl_module)
-        checkpoint["state_of_ranks"] = gather(own)
+        checkpoint["state_of_ranks"] = process_group.gather(own)
 
     def _collect_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> State:
         epochs: Any = trainer.fit_loop.epoch_progress.current
@@ -103,20 +105,37 @@ class RankState(L.Callback):
         is_same_number = len(states) == trainer.world_size
         if is_same_number:
             states = [states[trainer.global_rank] | {"weight": 1.0}]
-        self._restore_buffers(pl_module, states)
+        self._restore_buffers(trainer, pl_module, states)
         self._restore_gradients(pl_module, states)
         # On another number of ranks the sums must not be counted twice.
         has_sums = is_same_number or trainer.is_global_zero
         self._restore_metrics(trainer, pl_module, states if has_sums else [])
 
-    def _restore_buffers(self, pl_module: L.LightningModule, states: list[State]) -> None:
-        for name, buffer in float_buffers(pl_module).items():
-            saved = []
-            for state in states:
-                if name in state.get("buffers", {}):
-                    saved.append(state["weight"] * state["buffers"][name])
-            if saved:
-                buffer.copy_(mean_of(saved))
+    def _restore_buffers(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, states: list[State]
+    ) -> None:
+        unequal = set[str]()
+        for state in states:
+            unequal |= find_unequal(state.get("buffers", {}), states[0].get("buffers", {}))
+        without_mean = find_parts_without_mean(unequal, states[0]["buffers"]) if unequal else set()
+        for name, buffer in buffers_of(pl_module).items():
+            saved = pick(states, "buffers", name)
+            if not saved:
+                continue
+            if has_mean(buffer) and path_of(name) not in without_mean:
+                weights = [state["weight"] for state in states if name in state["buffers"]]
+                weighted = [weight * value for weight, value in zip(weights, saved, strict=True)]
+                buffer.copy_(mean_of(weighted))
+            else:
+                replace_buffer(pl_module, name, saved[0])
+        if unequal:
+            prefix = class_of(pl_module).__name__
+            names = join_names([f"{prefix}.{name}" for name in sorted(unequal)])
+            print_note(
+                trainer,
+                f"Note: {len(states)} ranks had different values of {names}. All "
+                f"{trainer.world_size} ranks continue with the values of rank zero",
+            )
 
     def _restore_gradients(self, pl_module: L.LightningModule, states: list[State]) -> None:
         for name, parameter in pl_module.named_parameters():
@@ -147,9 +166,12 @@ class RankState(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Validate and save the same model on every rank."""
-        if trainer.world_size > 1:
-            weight = weights_of_ranks(trainer)[trainer.global_rank]
-            for buffer in float_buffers(pl_module).values():
+        if trainer.world_size == 1:
+            return
+        without_mean = copy_from_rank_zero(pl_module)
+        weight = weights_of_ranks(trainer)[trainer.global_rank]
+        for name, buffer in buffers_of(pl_module).items():
+            if has_mean(buffer) and path_of(name) not in without_mean:
                 buffer.copy_(trainer.strategy.reduce(weight * buffer, reduce_op="mean"))
 
     on_train_epoch_end = on_validation_start
@@ -194,16 +216,84 @@ def epoch_means(module: nn.Module) -> dict[str, EpochMean]:
     return parts_of_kind(module, EpochMean)
 
 
-def float_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a module that have a mean, by name: no counters, and none without elements."""
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a module by name, without those that have no elements."""
     buffers = {}
     for name, buffer in module.named_buffers():
         # A lazy buffer has no size before its first batch.
         if is_lazy(buffer):
             continue
-        if buffer.is_floating_point() and buffer.numel():
+        if buffer.numel():
             buffers[name] = buffer
     return buffers
+
+
+def has_mean(buffer: Tensor) -> bool:
+    """Whether a buffer has a mean over the ranks: it is no counter, index or label."""
+    return buffer.is_floating_point()
+
+
+def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors on the CPU."""
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+def path_of(name: str) -> str:
+    """The name of the part of a module that has the buffer of this name."""
+    return name.rpartition(".")[0]
+
+
+def copy_from_rank_zero(module: nn.Module) -> set[str]:
+    """Give all ranks the integers of rank zero, where they differ; each rank must call this.
+
+    Returns:
+        The names of the parts whose other buffers are those of rank zero too.
+    """
+    buffers = buffers_of(module)
+    own = on_cpu({name: buffer for name, buffer in buffers.items() if not has_mean(buffer)})
+    if not own:
+        return set()
+    of_zero = process_group.broadcast(own)
+    # Rank zero differs from none, and has to send more if another rank does.
+    unequal = set[str]().union(*process_group.gather(find_unequal(own, of_zero)))
+    without_mean = find_parts_without_mean(unequal, of_zero)
+    if without_mean:
+        rest = {name: buffer for name, buffer in buffers.items() if path_of(name) in without_mean}
+        of_zero |= process_group.broadcast(on_cpu(rest))
+    for name, value in of_zero.items():
+        if name in unequal or path_of(name) in without_mean:
+            replace_buffer(module, name, value)
+    return without_mean
+
+
+def find_unequal(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[str]:
+    """The names of the integers that differ, of those that both ranks have."""
+    unequal = set()
+    for name, value in own.items():
+        if name in others and not has_mean(value) and not torch.equal(value, others[name]):
+            unequal.add(name)
+    return unequal
+
+
+def find_parts_without_mean(unequal: Iterable[str], values: Mapping[str, Tensor]) -> set[str]:
+    """The names of the parts that have a table of integers which differ.
+
+    One integer counts something, such as samples: what is beside it may be a running mean. Many
+    integers say what the rows beside them are, so that the mean of two rows would be of nothing.
+    """
+    return {path_of(name) for name in unequal if values[name].numel() > 1}
+
+
+def replace_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+    """Give a buffer another value; in place, unless it has grown."""
+    old = module.get_buffer(name)
+    if old.shape == value.shape:
+        old.copy_(value)
+        return
+    owner = module.get_submodule(path_of(name))
+    # A validation is in inference mode, and a step could not change a tensor that is made there.
+    with torch.inference_mode(False):
+        setattr(owner, name.rpartition(".")[2], value.to(old.device).clone())
 
 
 def metrics_of(module: nn.Module) -> dict[str, Metric]:
