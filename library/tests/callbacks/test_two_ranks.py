@@ -103,6 +103,8 @@ class Queued(Net):
         self.register_buffer("queue", torch.zeros(3))
         self.register_buffer("labels", torch.zeros(3).long())
         self.register_buffer("listed", torch.zeros(0).long(), persistent=False)
+        # As a library sets it by `requires_grad_()` of a loss that begins with this buffer.
+        self.register_buffer("first", torch.zeros(1, requires_grad=True))
 
     def training_step(self, batch, batch_idx):
         samples = batch[0].flatten()
@@ -112,7 +114,7 @@ class Queued(Net):
         # A change in place: a validation in between must leave a tensor that training can change.
         self.listed += 1
         weight = 1 + (self.queue * self.labels).mean() + self.listed.float().mean()
-        return super().training_step(batch, batch_idx) / weight
+        return self.first.sum() + super().training_step(batch, batch_idx) / weight
 
 
 class NanOnOneRank(Net):

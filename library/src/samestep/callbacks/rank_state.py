@@ -111,6 +111,8 @@ class RankState(L.Callback):
         has_sums = is_same_number or trainer.is_global_zero
         self._restore_metrics(trainer, pl_module, states if has_sums else [])
 
+    # A buffer may need a gradient itself, by the user or where a library has set it.
+    @torch.no_grad()
     def _restore_buffers(
         self, trainer: L.Trainer, pl_module: L.LightningModule, states: list[State]
     ) -> None:
@@ -164,6 +166,7 @@ class RankState(L.Callback):
                 metric.reset()
                 log.warning("%s counts the rest of this epoch only: %s", name, error)
 
+    @torch.no_grad()
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Validate and save the same model on every rank."""
         if trainer.world_size == 1:
