@@ -238,7 +238,7 @@ def has_mean(buffer: Tensor) -> bool:
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors on the CPU."""
-    return {name: tensor.cpu() for name, tensor in tensors.items()}
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
 
 def path_of(name: str) -> str:
