@@ -212,13 +212,12 @@ class MoCo(WithTeacher):
     """A memory of what the slow copy has seen, which only training compares with."""
 
     def make_comparison(self):
-        self.compare_in_batch = lightly.loss.NTXentLoss()
         return lightly.loss.NTXentLoss(memory_bank_size=(16, 3))
 
     def loss(self, batch):
         x, _ = batch
-        compare = self.compare if self.training else self.compare_in_batch
-        return compare(self.net(x), self.teacher(x.flip(2)))
+        pair = self.net(x), self.teacher(x.flip(2))
+        return self.compare(*pair) if self.training else F.mse_loss(*pair)
 
 
 class Dino(WithTeacher):

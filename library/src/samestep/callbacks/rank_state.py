@@ -47,7 +47,7 @@ class RankState(L.Callback):
     ranks, weighted by the samples of each, so that every rank and the checkpoint hold the same
     model. Integers have no mean: where they differ, all ranks get those of rank zero, as under DDP.
     So they do with all buffers of a part that has a table of integers which differ, such as a queue
-    of samples and their labels: its floats belong to these integers.
+    of samples and their numbers: its floats belong to these integers.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def has_mean(buffer: Tensor) -> bool:
-    """Whether a buffer has a mean over the ranks: it is no counter, index or label."""
+    """Whether a buffer has a mean over the ranks: it is no counter or index."""
     return buffer.is_floating_point()
 
 
