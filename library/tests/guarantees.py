@@ -1,7 +1,7 @@
 """What a run promises, whatever front end starts it.
 
-Each front end has a test file that imports these tests, and a fixture ``start`` that runs
-``library.tests.small`` by it: here ``test_guarantees.py``.
+Each front end has a test file that imports these tests, a fixture ``start`` that runs
+``library.tests.small`` by it, and a fixture ``precision``: here ``test_guarantees.py``.
 """
 
 import shutil
@@ -10,7 +10,6 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Protocol
 
-import pytest
 import torch
 
 from library.tests.kit import check_same, weights
@@ -41,7 +40,6 @@ def check_rejected(done: CompletedProcess[str], run_dir: Path, message: str) -> 
     assert not run_dir.exists()
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true"])
 def test_a_run_that_is_stopped_and_killed_ends_as_an_undisturbed_one(start: Start, precision: str):
     whole, parts = start.folder / "runs/whole", start.folder / "runs/parts"
     assert start("whole", precision=precision).returncode == 0

@@ -164,13 +164,20 @@ def test_the_tutorial_continues_exactly(tutorial: Path):
 def test_a_script_runs_in_an_empty_environment(python: Path, tutorial: Path):
     """That of LightningCLI, which imports the other one; it is stopped."""
     run_dir = tutorial / "runs/cli"
-    command = [str(python.with_name("samestep")), "run", "--nproc-per-node=1", "cli.py", "fit"]
     kept = {"HOME": str(tutorial), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, f"--trainer.run_dir={run_dir}"], cwd=tutorial, capture_output=True, text=True,
-        env=kept | {"DIES_AT": "11 0", "BY": str(int(signal.SIGTERM))}, check=False,
-        timeout=PATIENCE_S,
-    )  # fmt: skip
+
+    def start(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(word) for word in command], cwd=tutorial, capture_output=True, text=True,
+            env=kept | variables, check=False, timeout=PATIENCE_S,
+        )  # fmt: skip
+
+    done = start(python.with_name("samestep"), "run", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "samestep run --nproc-per-node=2 script.py" in done.stdout
+    # Without an agent, which would import torch once more: test_trainer.py has it.
+    command = [python, "cli.py", "fit", "--trainer.devices=1", f"--trainer.run_dir={run_dir}"]
+    done = start(*command, DIES_AT="11 0", BY=str(int(signal.SIGTERM)))
     assert done.returncode == 143, done.stderr
     last = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)
     assert last["global_step"] == 12

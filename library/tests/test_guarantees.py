@@ -31,3 +31,8 @@ class Script:
 @pytest.fixture
 def start(tmp_path: Path) -> Script:
     return Script(tmp_path)
+
+
+@pytest.fixture(params=["32-true", "64-true"])
+def precision(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

@@ -51,3 +51,9 @@ class Template:
 @pytest.fixture
 def start(tmp_path: Path) -> Template:
     return Template(tmp_path)
+
+
+@pytest.fixture
+def precision() -> str:
+    """Others do not depend on the front end: see the tests of the library."""
+    return "32-true"
