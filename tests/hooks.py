@@ -175,8 +175,10 @@ LONG_FILES = {
     for name in (
         "library/tests/ranks/test_heartbeat.py",
         "library/tests/test_distribution.py",
+        "library/tests/test_losses.py",
         "library/tests/test_sharded.py",
         "library/tests/test_trainer.py",
+        "library/tests/test_verify.py",
         "tests/labs/test_elastic.py",
         "tests/labs/test_faults.py",
         "tests/scripts/test_sweep.py",

@@ -101,6 +101,8 @@ def test_nohup_keeps_a_run_from_stopping():
 
 RANK = """
 import os, time
+if os.fork():
+    time.sleep(1000)  # the agent
 from samestep.ranks import environment, process, stopping
 def wait_for_the_end_of_the_agent():
     print(os.getpid(), flush=True)
@@ -117,12 +119,12 @@ process.run(main)
 
 
 @pytest.mark.parametrize("before", ["pass", "wait_for_the_end_of_the_agent()"])
-def test_an_orphan_ends_itself(before: str):
-    worker = RANK.format(before)
+def test_an_orphan_ends_itself(tmp_path: Path, before: str):
+    script = tmp_path / "script.py"
+    script.write_text(RANK.format(before))
     agent = subprocess.Popen(
-        [sys.executable, "-c", f"import subprocess, sys\n"
-         f"subprocess.run([sys.executable, '-c', {worker!r}])"],
-        env=environment(TORCHELASTIC_RUN_ID="x", RANK="0"), stdout=subprocess.PIPE, text=True,
+        [sys.executable, str(script)], env=environment(TORCHELASTIC_RUN_ID="x", RANK="0"),
+        stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert agent.stdout is not None
     with agent.stdout:
