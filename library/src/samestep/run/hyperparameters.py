@@ -38,7 +38,6 @@ MAX_VISITS = 20_000  # of objects within one hyperparameter: a data set may hold
 MAX_DEPTH = 32
 MAX_BITS = 4096  # of a whole number: Python does not write much longer ones as decimals
 PLAIN = (type(None), bool, int, float, str)
-CONTAINERS = (np.generic, PurePath, Namespace, Mapping, tuple, MutableSequence)
 LIVE = ("lightning.", "pytorch_lightning.", "samestep.")
 """Modules whose objects refer to the Trainer, and change while it trains."""
 ADDRESS = re.compile("0x[0-9a-fA-F]{8,}")
@@ -83,25 +82,10 @@ class _Description:
         # An object may hold itself, such as a node of a tree that knows the one above it.
         if is_too_much or self._around.count(id(value)) > 1:
             return {CLASS: kind}
-        if isinstance(value, CONTAINERS):
-            return self._of_container(value)
+        describe_container = find_by_kind(CONTAINERS, value)
+        if describe_container is not None:
+            return describe_container(self, value)
         return shorten({CLASS: kind, **self._content_of(value)}, value)
-
-    def _of_container(self, value: Any) -> Any:
-        """What has no class in the description: it was always written so."""
-        if isinstance(value, np.generic):
-            item = value.item()
-            # A long double has no equal among Python's numbers.
-            return self.of(str(value) if isinstance(item, np.generic) else item)
-        if isinstance(value, PurePath):
-            return plain(str(value))
-        if isinstance(value, Namespace):
-            return self.of_items(vars(value).items())
-        if isinstance(value, Mapping):
-            return self.of_items(read_items(value, value))
-        # OmegaConf's lists too. A named tuple is described as a tuple.
-        items = read_items(value, range(len(value)))
-        return [self.of(item) for _, item in items]
 
     def of_items(self, items: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
         described: dict[str, Any] = {}
@@ -116,13 +100,30 @@ class _Description:
         return described
 
     def _content_of(self, value: Any) -> dict[str, Any]:
-        for kinds, content_of in CONTENTS.items():
-            if isinstance(value, kinds):
-                described: dict[str, Any] = content_of(self, value)
-                return described
+        content_of = find_by_kind(CONTENTS, value)
+        if content_of is not None:
+            described: dict[str, Any] = content_of(self, value)
+            return described
         if callable(value) and hasattr(value, "__name__"):
             return of_function(self, value)
         return of_attributes(self, value)
+
+
+def find_by_kind(table: Mapping[Any, Any], value: Any) -> Any:
+    """The first entry of a table by kinds that has the kind of this value; None if none has."""
+    for kinds, entry in table.items():
+        if isinstance(value, kinds):
+            return entry
+    return None
+
+
+def to_python(value: np.generic) -> Any:
+    """The value of NumPy as one of Python's types."""
+    item = value.item()
+    # A long double has no equal among Python's numbers.
+    if isinstance(item, np.generic):
+        return str(value)
+    return item
 
 
 def plain(value: Any) -> Any:
@@ -134,7 +135,9 @@ def plain(value: Any) -> Any:
         return str.__str__(value).encode("utf-8", "backslashreplace").decode()
     if isinstance(value, int):
         number = int(value)
-        return hex(number) if number.bit_length() > MAX_BITS else number
+        if number.bit_length() > MAX_BITS:
+            return hex(number)
+        return number
     return float(value)
 
 
@@ -152,7 +155,9 @@ def read_items(container: Any, keys: Iterable[Any]) -> Iterator[tuple[Any, Any]]
 def shorten(described: dict[str, Any], value: Any) -> dict[str, Any]:
     """The description of an object, or its class and a digest if it is too long to be read."""
     text = to_text(described)
-    longest = MAX_TEXT_OF_MODULE if isinstance(value, nn.Module) else MAX_TEXT
+    longest = MAX_TEXT
+    if isinstance(value, nn.Module):
+        longest = MAX_TEXT_OF_MODULE
     if len(text) <= longest:
         return described
     return {CLASS: described[CLASS], "digest": digest_of(text.encode())}
@@ -168,17 +173,67 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
+# -- What has no class in the description: it was always written so -------------------------------
+
+
+def of_number(inner: _Description, value: np.generic) -> Any:
+    """A number, text or time of NumPy as one of Python."""
+    return inner.of(to_python(value))
+
+
+def of_path(inner: _Description, path: PurePath) -> Any:
+    """A path as text."""
+    return plain(str(path))
+
+
+def of_namespace(inner: _Description, namespace: Namespace) -> dict[str, Any]:
+    """What argparse gives, as a group of keys."""
+    return inner.of_items(vars(namespace).items())
+
+
+def of_mapping(inner: _Description, mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    """A group of keys."""
+    return inner.of_items(read_items(mapping, mapping))
+
+
+def of_sequence(inner: _Description, items: Sequence[Any]) -> list[Any]:
+    """A list: also for OmegaConf's, and for a named tuple."""
+    described = []
+    for _, item in read_items(items, range(len(items))):
+        described.append(inner.of(item))
+    return described
+
+
+CONTAINERS: dict[Any, Any] = {
+    np.generic: of_number,
+    PurePath: of_path,
+    Namespace: of_namespace,
+    Mapping: of_mapping,
+    (tuple, MutableSequence): of_sequence,
+}
+
+
 # -- What an object holds, by its kind -------------------------------------------------------------
 
 
 def of_tensor(inner: _Description, tensor: Tensor) -> dict[str, Any]:
     """The type of a tensor, and its values; of many the shape and a digest."""
     described: dict[str, Any] = {"dtype": str(tensor.dtype)}
-    is_long = tensor.numel() > MAX_ITEMS
-    if is_long or tensor.is_meta:
-        described["shape"] = list(tensor.shape)
     if tensor.is_meta:
-        return described
+        # It has no values.
+        described["shape"] = list(tensor.shape)
+    elif tensor.numel() > MAX_ITEMS:
+        described["shape"] = list(tensor.shape)
+        # NumPy has no bfloat16, but all values are bytes.
+        content = to_dense(tensor).contiguous().reshape(-1).view(torch.uint8)
+        described["digest"] = digest_of(content.numpy().tobytes())
+    else:
+        described["values"] = to_dense(tensor).tolist()
+    return described
+
+
+def to_dense(tensor: Tensor) -> Tensor:
+    """The values as ordinary numbers, in the memory of this process."""
     dense = tensor.detach().cpu()
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
@@ -186,11 +241,7 @@ def of_tensor(inner: _Description, tensor: Tensor) -> dict[str, Any]:
         dense = dense.dequantize()
     if dense.is_complex():
         dense = torch.view_as_real(dense.resolve_conj())
-    if not is_long:
-        return described | {"values": dense.tolist()}
-    # NumPy has no bfloat16, but all values are bytes.
-    content = dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return described | {"digest": digest_of(content)}
+    return dense
 
 
 def of_array(inner: _Description, array: Any) -> dict[str, Any]:
@@ -212,8 +263,7 @@ def of_enum(inner: _Description, member: enum.Enum) -> dict[str, Any]:
 
 def of_set(inner: _Description, values: Set[Any]) -> dict[str, Any]:
     """The values in an order of their own: that of a set of texts is another in each process."""
-    items = [inner.of(item) for item in values]
-    return {"items": sorted(items, key=to_text)}
+    return {"items": sorted(map(inner.of, values), key=to_text)}
 
 
 def of_partial(inner: _Description, value: functools.partial[Any]) -> dict[str, Any]:
@@ -224,32 +274,43 @@ def of_partial(inner: _Description, value: functools.partial[Any]) -> dict[str, 
 
 def of_named(inner: _Description, value: Any) -> dict[str, Any]:
     """The name only: a logger holds handlers and streams, a module its whole program."""
-    name = value.name if isinstance(value, logging.Logger) else value.__name__
-    return {"name": name}
+    if isinstance(value, logging.Logger):
+        return {"name": value.name}
+    return {"name": value.__name__}
 
 
 def of_class(inner: _Description, kind: type) -> dict[str, Any]:
     """The name of a class, and the values that it holds itself: ``class Config: lr = 0.1``."""
+    described: dict[str, Any] = {"name": full_name(kind)}
     # What networks hold is no choice of the user's.
-    values = {} if issubclass(kind, (nn.Module, enum.Enum)) else values_of_class(kind)
-    return {"name": full_name(kind), **inner.of_items(values.items())}
+    if not issubclass(kind, (nn.Module, enum.Enum)):
+        described |= inner.of_items(values_of_class(kind).items())
+    return described
 
 
 def of_module(inner: _Description, module: nn.Module) -> dict[str, Any]:
     """The settings of a network and of its layers; not its weights, which training changes."""
     settings: dict[str, Any] = {}
     # A compiled module holds its compiler, and the original as its only child.
-    is_wrapper = type(module).__module__.startswith("torch._")
-    for name, item in vars(module).items():
-        # Private names are torch's: hooks, parameters, what was compiled.
-        is_setting = not name.startswith("_") and name != "training"
-        if is_setting and not is_wrapper and not isinstance(item, Tensor):
-            settings[name] = item
+    if not type(module).__module__.startswith("torch._"):
+        settings |= settings_of_layer(module)
     if next(module.parameters(), None) is None:
         # Of a loss, such as the weights of its terms.
         settings |= module.named_buffers(recurse=False)
     settings |= module.named_children()
     return inner.of_items(settings.items())
+
+
+def settings_of_layer(module: nn.Module) -> dict[str, Any]:
+    """The public attributes of one layer that are not learned."""
+    settings: dict[str, Any] = {}
+    for name, item in vars(module).items():
+        # Private names are torch's: hooks, parameters, what was compiled.
+        if name.startswith("_") or name == "training":
+            continue
+        if not isinstance(item, Tensor):
+            settings[name] = item
+    return settings
 
 
 CONTENTS: dict[Any, Any] = {
@@ -326,7 +387,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
     """What an object holds by name."""
     names = compared_fields(value)
     if names is not None:
-        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+        return read_attributes(value, names)
     found: dict[str, Any] = {}
     if not hasattr(value, "__pydantic_fields__"):
         found |= values_of_class(type(value))
@@ -334,8 +395,20 @@ def attributes_of(value: Any) -> dict[str, Any]:
     found |= slots_of(value)
     # What pydantic accepts beyond the fields of a class.
     found |= getattr(value, "__pydantic_extra__", None) or {}
-    # Names such as __pydantic_fields_set__ belong to Python and to libraries.
-    return {name: item for name, item in found.items() if not str(name).startswith("__")}
+    for name in list(found):
+        # Names such as __pydantic_fields_set__ belong to Python and to libraries.
+        if str(name).startswith("__"):
+            del found[name]
+    return found
+
+
+def read_attributes(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The attributes of these names, as far as they are set."""
+    found = {}
+    for name in names:
+        if hasattr(value, name):
+            found[name] = getattr(value, name)
+    return found
 
 
 def slots_of(value: Any) -> dict[str, Any]:
@@ -346,9 +419,7 @@ def slots_of(value: Any) -> dict[str, Any]:
         # One slot may be written as a text.
         if isinstance(names, str):
             names = [names]
-        for name in names:
-            if hasattr(value, name):
-                found[name] = getattr(value, name)
+        found |= read_attributes(value, names)
     return found
 
 
@@ -367,9 +438,16 @@ def values_of_class(kind: type) -> dict[str, Any]:
     package = kind.__module__.partition(".")[0]
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        if base.__module__.partition(".")[0] != package:
-            continue
-        for name, item in vars(base).items():
-            if not name.startswith("_") and isinstance(item, (*PLAIN, tuple, list, dict)):
-                found[name] = item
+        if base.__module__.partition(".")[0] == package:
+            found |= own_values_of(base)
+    return found
+
+
+def own_values_of(kind: type) -> dict[str, Any]:
+    """The public plain values in the body of a class."""
+    found: dict[str, Any] = {}
+    for name, item in vars(kind).items():
+        is_value = isinstance(item, (*PLAIN, tuple, list, dict))
+        if is_value and not name.startswith("_"):
+            found[name] = item
     return found

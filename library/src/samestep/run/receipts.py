@@ -227,26 +227,21 @@ class Comparison:
 
     def _find_difference(self, before: Receipt, now: Receipt) -> str:
         """What differs beyond rounding; empty if nothing does."""
-        knows_samples = bool(before.samples and now.samples)
-        has_other_samples = knows_samples and before.samples != now.samples
+        has_other_samples = have_other_samples(before, now)
         if before.loss is None or now.loss is None:
             # Only the samples can tell.
             return OTHER_SAMPLES if has_other_samples else ""
         # Memory that no sample fills, as in padded batches, may hold other bytes each time: where
         # loss and gradient are the same, so is all that matters of a batch.
-        has_same_loss = is_same(before.loss, now.loss)
-        is_equal = has_same_loss and is_same(before.gradient, now.gradient)
-        if is_equal or (not has_other_samples and self._is_rounding(before.loss, now.loss)):
+        is_equal = is_same(before.loss, now.loss) and is_same(before.gradient, now.gradient)
+        if not is_equal and has_other_samples:
+            return OTHER_SAMPLES
+        if is_equal or self._is_rounding(before.loss, now.loss):
             self._grow()
             return ""
-        if has_other_samples:
-            return OTHER_SAMPLES
-        what = "with the same loss and another gradient"
-        if not has_same_loss:
-            old, new = show_both(before.loss, now.loss)
-            what = f"with another loss, {new} instead of {old}"
+        what = compare_numbers(before.loss, now.loss)
         # They are unknown if a GPU made them.
-        if knows_samples:
+        if before.samples == now.samples != 0:
             what = f"on the same samples {what}"
         return f"{what}: {LOST}"
 
@@ -295,6 +290,21 @@ def is_same(before: float | None, now: float | None) -> bool:
     if before is None or now is None or before == now:
         return True
     return math.isnan(before) and math.isnan(now)
+
+
+def have_other_samples(before: Receipt, now: Receipt) -> bool:
+    """Whether two batches have other samples, as far as both are known."""
+    if not before.samples or not now.samples:
+        return False
+    return before.samples != now.samples
+
+
+def compare_numbers(before: float, now: float) -> str:
+    """A clause on the losses of two steps; without a difference it is the gradient that differs."""
+    if is_same(before, now):
+        return "with the same loss and another gradient"
+    old, new = show_both(before, now)
+    return f"with another loss, {new} instead of {old}"
 
 
 def show_both(before: float, now: float) -> tuple[str, str]:

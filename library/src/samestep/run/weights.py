@@ -30,8 +30,7 @@ def explain_loading(trainer: L.Trainer, remedy: str) -> None:
         except RuntimeError as error:
             if not str(error).startswith(REJECTED):
                 raise
-            misfit = find_misfit(checkpoint["state_dict"], trainer.lightning_module)
-            why = misfit or condense(str(error))
+            why = find_reason(checkpoint, trainer.lightning_module, str(error))
             path = trainer.ckpt_path
             raise ConfigError(f"{path} does not fit this model: {why}. {remedy}") from error
 
@@ -68,8 +67,9 @@ def find_unloadable(model: L.LightningModule, checkpoint: dict[str, Any]) -> str
 
 def can_try(model: nn.Module) -> bool:
     """Whether a fork of this process can load weights: a fork has no GPU, and no other ranks."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return forked.can_fork() and all(is_whole_on_cpu(tensor) for tensor in tensors)
+    if not forked.can_fork():
+        return False
+    return all(map(is_whole_on_cpu, [*model.parameters(), *model.buffers()]))
 
 
 def is_whole_on_cpu(tensor: Tensor) -> bool:
@@ -88,7 +88,7 @@ def try_to_load(model: L.LightningModule, checkpoint: dict[str, Any]) -> str | N
         # Another error may come from the fork: then nothing is known.
         _, found, text = str(error).partition(REJECTED)
         if found:
-            return find_misfit(checkpoint["state_dict"], model) or condense(text)
+            return find_reason(checkpoint, model, text)
     return None
 
 
@@ -96,9 +96,21 @@ def judge(model: L.LightningModule, misfit: str) -> str | None:
     """The misfit, unless code of the user may mend it when the checkpoint is loaded."""
     # A method that is there may do the right thing, and to reject what works is worse than to be
     # late.
-    mends = is_overridden("on_load_checkpoint", model, L.LightningModule)
-    decides = is_overridden("load_state_dict", model, L.LightningModule)
-    return None if mends or decides or not model.strict_loading else misfit
+    if not model.strict_loading:
+        return None
+    for name in ("on_load_checkpoint", "load_state_dict"):
+        if is_overridden(name, model, L.LightningModule):
+            return None
+    return misfit
+
+
+def find_reason(checkpoint: Mapping[str, Any], model: nn.Module, text: str) -> str:
+    """Why weights do not fit, as a clause; what an error of torch says if it is not found."""
+    misfit = find_misfit(checkpoint["state_dict"], model)
+    if misfit is None:
+        # The module compares more than names and shapes.
+        return condense(text)
+    return misfit
 
 
 def find_misfit(weights: Mapping[str, Any], model: nn.Module) -> str | None:
