@@ -55,17 +55,26 @@ def check_divided(trainer: L.Trainer, loaders: Any) -> None:
                 f"{whole:g}: {divides} counts samples over all ranks"
             )
         # A number of ranks may also come from elsewhere, such as $WORLD_SIZE.
-        names = [name for name, value in given.items() if value // num_ranks == size < value]
-        if names and size not in given.values():
-            print_note(trainer, NOTE.format(size, names[0], given[names[0]], divides))
+        name = find_multiple(given, size, num_ranks)
+        if name is not None:
+            print_note(trainer, NOTE.format(size, name, given[name], divides))
+
+
+def find_multiple(given: Mapping[str, int], size: int, num_ranks: int) -> str | None:
+    """The name of a batch size that gives this one if it is divided by the number of ranks."""
+    # The loader has what it was given.
+    if size in given.values():
+        return None
+    for name, value in given.items():
+        if value // num_ranks == size < value:
+            return name
+    return None
 
 
 def has_streams(loaders: Any) -> bool:
     """Whether some loaders read streams, which Lightning gives to every rank whole."""
-    return any(
-        isinstance(getattr(loader, "dataset", None), IterableDataset)
-        for loader in find_loaders(loaders)
-    )
+    data_sets = [getattr(loader, "dataset", None) for loader in find_loaders(loaders)]
+    return any(isinstance(data, IterableDataset) for data in data_sets)
 
 
 def note_repeated(trainer: L.Trainer, batch: Any) -> None:
@@ -81,8 +90,9 @@ def is_batch_size(whole: float, loader: Any, size: int, given: Mapping[str, int]
     if whole in given.values():
         return True
     # Processors are divided too, among the loader processes of all ranks.
-    is_of_processors = whole == os.cpu_count() or getattr(loader, "num_workers", 0) == size
-    return size not in given.values() and not is_of_processors
+    if whole == os.cpu_count() or getattr(loader, "num_workers", 0) == size:
+        return False
+    return size not in given.values()
 
 
 def find_batch_size(loader: Any) -> tuple[int | None, str]:
@@ -90,7 +100,10 @@ def find_batch_size(loader: Any) -> tuple[int | None, str]:
     if isinstance(loader, BatchLoader):
         return loader.order.batch_size, "BatchLoader"
     size = getattr(split_of(loader), "batch_size", None)
-    return size if isinstance(size, int) else None, setting("split_batches", True)
+    # A user's own batch sampler may have anything under this name.
+    if not isinstance(size, int):
+        size = None
+    return size, setting("split_batches", True)
 
 
 def given_batch_sizes(trainer: L.Trainer) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import operator
 import pickle
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -321,15 +322,21 @@ def check_state(step: Step, batch: Any, length: int, whole: Answer) -> list[Find
             return [Finding(STATE, join_names(names))]
     # What the loss does not depend on may be changed by each batch of a step.
     if is_cut_for_accumulation(step.trainer) and not step.is_repeatable:
-        first, second = step.compute_in_turn(parts, evaluates=False)
-        left_behind = first.state | second.state
-        names = []
-        for name, value in whole.state.items():
-            if not is_equal(left_behind.get(name), value, step.tolerance):
-                names.append(name)
+        names = find_left_otherwise(step, parts, whole.state)
         if names:
             return [Finding(STATE, join_names(names), is_of_ranks=False)]
     return []
+
+
+def find_left_otherwise(step: Step, parts: Sequence[Any], whole: Mapping[str, Tensor]) -> list[str]:
+    """The names of what two batches in turn leave behind otherwise than the whole one."""
+    first, second = step.compute_in_turn(parts, evaluates=False)
+    left_behind = first.state | second.state
+    names = []
+    for name, value in whole.items():
+        if not is_equal(left_behind.get(name), value, step.tolerance):
+            names.append(name)
+    return names
 
 
 def find_unequal(
@@ -396,16 +403,20 @@ def compare_with_parts(
         shares, parts = cut_in_two(batch, length, cut)
         answers = compute_parts(step, parts, evaluates=evaluates, exchanges=exchanges)
         for number, loss in enumerate(whole.losses):
-            mean = 0.0
-            size = abs(loss)
-            for share, answer in zip(shares, answers, strict=True):
-                mean += share * answer.losses[number]
-                size = max(size, abs(answer.losses[number]))
-            # Without a valid sample a part may be nan or infinite, which is close to nothing.
-            is_same = math.isfinite(size) and abs(mean - loss) <= step.tolerance * size
-            if not is_same and math.isfinite(loss):
+            of_parts = [answer.losses[number] for answer in answers]
+            mean = sum(map(operator.mul, shares, of_parts))
+            if math.isfinite(loss) and not is_close(mean, loss, of_parts, step.tolerance):
                 return f"{loss:.6g} for {length} samples, {mean:.6g} for two parts of them"
     return None
+
+
+def is_close(mean: float, loss: float, of_parts: Sequence[float], tolerance: float) -> bool:
+    """Whether the mean of the losses of parts is the loss of the whole, up to rounding."""
+    size = max(map(abs, [loss, *of_parts]))
+    # Without a valid sample a part may be nan or infinite, which is close to nothing.
+    if not math.isfinite(mean):
+        return False
+    return abs(mean - loss) <= tolerance * size
 
 
 def compute_parts(
