@@ -119,15 +119,20 @@ def attributes_of_data(
         return
     if is_of_library(part):
         return
-    names_of_base = {*ignored}
-    if isinstance(part, nn.Module):
-        names_of_base |= base_attributes(L.LightningModule)
-    elif isinstance(part, L.LightningDataModule):
-        names_of_base |= vars(L.LightningDataModule()).keys()
+    names_of_base = {*ignored, *names_of_framework(part)}
     for name, value in (first_numbers(part) | attributes_in(part)).items():
         if name not in names_of_base:
             full_name = f"{type(part).__name__}.{name}"
             yield Attribute(full_name, value, saved=saved, is_of_data=True)
+
+
+def names_of_framework(part: Any) -> Iterable[str]:
+    """The attributes of a module, or of a DataModule, that each of its kind has."""
+    if isinstance(part, nn.Module):
+        return base_attributes(L.LightningModule)
+    if isinstance(part, L.LightningDataModule):
+        return vars(L.LightningDataModule())
+    return ()
 
 
 def first_numbers(owner: Any) -> dict[str, Any]:
@@ -158,7 +163,9 @@ def parts_of_loader(loader: Any) -> list[Any]:
 def collate_fn_of(loader: Any) -> Any:
     """The ``collate_fn`` of a loader; None if it has none."""
     function = getattr(loader, "collate_fn", None)
-    return function.collate_fn if isinstance(function, WatchedCollate) else function
+    if isinstance(function, WatchedCollate):
+        return function.collate_fn
+    return function
 
 
 def expand(part: Any) -> Iterator[Any]:
@@ -173,14 +180,18 @@ def expand(part: Any) -> Iterator[Any]:
         yield from values_behind(part)
     if not is_of_library(part):
         return
-    for name in CALLED:
-        yield from expand(getattr(part, name, None))
-    inner = getattr(part, "datasets", ())
-    for dataset in inner.values() if isinstance(inner, dict) else inner:
-        yield from expand(dataset)
-    dataset = getattr(part, "dataset", None)
-    if dataset is not None:
-        yield from expand(dataset)
+    for inner in parts_of_library(part):
+        yield from expand(inner)
+
+
+def parts_of_library(part: Any) -> list[Any]:
+    """What an object of a library calls and reads; None for what it does not have."""
+    called = [getattr(part, name, None) for name in CALLED]
+    data_sets = getattr(part, "datasets", ())
+    # They may have names.
+    if isinstance(data_sets, dict):
+        data_sets = data_sets.values()
+    return [*called, *data_sets, getattr(part, "dataset", None)]
 
 
 def encode_data(value: Any, elsewhere: Collection[int] = ()) -> Any:
@@ -338,8 +349,9 @@ def processes_of(loader: Any) -> Any:
     """The DataLoader that has loader processes; None if there are none."""
     if isinstance(loader, BatchLoader):
         return loader.workers
-    is_ordinary = isinstance(loader, DataLoader) and loader.num_workers > 0
-    return loader if is_ordinary else None
+    if isinstance(loader, DataLoader) and loader.num_workers > 0:
+        return loader
+    return None
 
 
 def changed_in_processes(loaders: Iterable[Any]) -> set[str]:
