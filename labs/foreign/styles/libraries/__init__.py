@@ -17,6 +17,9 @@ from ..loaders import STATEFUL
 SHUFFLED = (*STATEFUL, known_notes.RANDOM_AFTER_INTERRUPTION, known_notes.LOST_BUFFER)
 """The state of such a stream does not hold its buffer, as its documentation says."""
 
+FORGETS = (*STREAM, known_notes.LOST_ITERATION)
+"""Its shuffling counts the passes."""
+
 
 def of(name: str, model: type | str, data: type | str, told: tuple[KnownNote, ...] = ()) -> Style:
     """A style; text is the name of a class in models.py or loaders.py."""
@@ -36,7 +39,7 @@ STYLES = [
     of("datasets: IterableDataset, shuffled", FromObjects, "HuggingFaceStream", STREAM),
     of("datasets: a state, no buffer", FromObjects, "HuggingFaceStateful", STATEFUL),
     of("datasets: a state, shuffled in a buffer", FromObjects, "HuggingFaceBuffer", SHUFFLED),
-    of("webdataset: WebLoader", Regressor, "Web", STREAM),
+    of("webdataset: WebLoader", Regressor, "Web", FORGETS),
     of("torch_geometric: graphs", "Graphs", "Geometric", LOADER),
     of("MONAI: CacheDataset, random transforms, Dice", "Monai", "Monai", LOADER + LOST),
     of("MONAI: 2 workers", "Monai", "MonaiWorkers", LOADER + LOST),
