@@ -20,6 +20,9 @@ SHUFFLED = (*STATEFUL, known_notes.RANDOM_AFTER_INTERRUPTION, known_notes.LOST_B
 FORGETS = (*STREAM, known_notes.LOST_ITERATION)
 """Its shuffling counts the passes."""
 
+GROWS = (known_notes.LOST_PARTS,)
+"""A MetricTracker gets a metric for each validation."""
+
 
 def of(name: str, model: type | str, data: type | str, told: tuple[KnownNote, ...] = ()) -> Style:
     """A style; text is the name of a class in models.py or loaders.py."""
@@ -58,7 +61,7 @@ STYLES = [
     of("torch-ema: an attribute", "TorchEma", Exact),
     of("ema-pytorch: a submodule", "EmaPytorch", Exact),
     of("Kornia: augmentation after the transfer", "Augmented", "Pictures", DRAWS),
-    of("torchmetrics: RunningMean, MetricTracker", "Running", Exact),
+    of("torchmetrics: RunningMean, MetricTracker", "Running", Exact, GROWS),
     of("lightning-hydra-template: its DataModule", "Template", "Divided", LOADER),
 ]  # fmt: skip
 
