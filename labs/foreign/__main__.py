@@ -49,16 +49,18 @@ def render(styles: Sequence[Style], words_of: Mapping[str, Sequence[str]]) -> st
     lines = [f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
     for cells, names in groups.items():
         lines.append(f"| {'; '.join(names)} | {' | '.join(cells)} |")
-    lines += ["", f"{EVERYWHERE}{'; '.join(same)}.", ""]
-    return "\n".join(lines)
+    if same:
+        lines += ["", f"{EVERYWHERE}{'; '.join(same)}."]
+    return "\n".join([*lines, ""])
 
 
 def read_table(page: str, markers: tuple[str, str] = pages.MARKERS) -> dict[str, list[str]]:
     """The words of each style."""
     table = pages.read_table(page, markers)
     _, *rows = re.findall(r"^\| (.*) \|$", table, re.M)  # the first row has the headings
-    (same,) = re.findall(f"^{EVERYWHERE}(.*).$", table, re.M)
-    words_of = {name: [IDENTICAL] * len(COLUMNS) for name in same.split("; ")}
+    words_of: dict[str, list[str]] = {}
+    for same in re.findall(f"^{EVERYWHERE}(.*).$", table, re.M):
+        words_of |= {name: [IDENTICAL] * len(COLUMNS) for name in same.split("; ")}
     for row in rows:
         names, *words, _ = row.split(" | ")
         for name in names.split("; "):
