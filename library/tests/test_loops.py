@@ -32,7 +32,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from library.tests.canaries import Sources, check_sources
+from library.tests.canaries import Sources, check_sources, needs_locked_lightning
 from library.tests.kit import Net, check_exact, check_same, fit
 from samestep import BatchLoader, loops
 
@@ -328,6 +328,7 @@ def test_canary_lightning_still(what: str):
     check_sources(CANARIES[what])
 
 
+@needs_locked_lightning
 def test_canary_a_step_of_lightning_has_these_parts():
     """``EpochLoop`` does all of it; with another version every step is Lightning's own."""
     assert loops.knows_lightnings_step(), "read what has changed, then write STEP_DIGEST anew"

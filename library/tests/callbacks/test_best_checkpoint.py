@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch import callbacks
 from torch.utils.data import DataLoader
 
 from library.tests.callbacks.tiny import Tiny, fit, killed_before_the_link
+from library.tests.canaries import needs_averaging
 from samestep.errors import ConfigError
 from samestep.run import files, lifecycle
 from samestep.run.checkpoint import CheckpointError, find_valid, load
@@ -100,6 +101,7 @@ def test_a_validation_within_an_optimizer_step_is_refused(tmp_path: Path):
         fit(tmp_path, Tiny([0.1]), val_check_interval=3, accumulate_grad_batches=2)
 
 
+@needs_averaging
 def test_with_averaged_weights_the_average_is_kept_and_evaluated(tmp_path: Path):
     weights = []
 
@@ -111,7 +113,7 @@ def test_with_averaged_weights_the_average_is_kept_and_evaluated(tmp_path: Path)
         on_test_epoch_end = on_validation_epoch_end
 
     model, path = Noting([0.1, 0.3, 0.2]), tmp_path / "checkpoints/best.ckpt"
-    trainer = fit(tmp_path, model, EMAWeightAveraging(decay=0.9))
+    trainer = fit(tmp_path, model, callbacks.EMAWeightAveraging(decay=0.9))
     best = load(path)
     assert best["global_step"] == 8
     assert (best["state_dict"]["layer.weight"] != best["current_model_state"]["layer.weight"]).any()

@@ -11,15 +11,14 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     EarlyStopping,
-    EMAWeightAveraging,
     GradientAccumulationScheduler,
     LambdaCallback,
     LearningRateMonitor,
     Timer,
-    WeightAveraging,
 )
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
@@ -33,6 +32,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+from library.tests.canaries import needs_averaging
 from library.tests.kit import Net, Place, batches, check_exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric")
@@ -129,9 +129,12 @@ def test_fine_tuning(tmp_path: Path):
     check(tmp_path / "callback", with_backbone, callbacks=lambda: [BackboneFinetuning(1)])
 
 
-class EveryOtherEpoch(WeightAveraging):
-    def should_update(self, step_idx=None, epoch_idx=None) -> bool:
-        return epoch_idx is not None and epoch_idx % 2 == 1
+def averages_every_other_epoch() -> L.Callback:
+    class EveryOtherEpoch(callbacks.WeightAveraging):
+        def should_update(self, step_idx=None, epoch_idx=None) -> bool:
+            return epoch_idx is not None and epoch_idx % 2 == 1
+
+    return EveryOtherEpoch()
 
 
 class Scales(L.Callback):
@@ -153,15 +156,16 @@ class Scales(L.Callback):
 
 CALLBACKS = {
     "of steps": lambda: [
-        EMAWeightAveraging(decay=0.5), GradientAccumulationScheduler({1: 2, 3: 4}), Scales(),
-        LearningRateMonitor(), Timer(), LambdaCallback(),
+        callbacks.EMAWeightAveraging(decay=0.5), GradientAccumulationScheduler({1: 2, 3: 4}),
+        Scales(), LearningRateMonitor(), Timer(), LambdaCallback(),
     ],
     "of epochs": lambda: [
-        EveryOtherEpoch(), EarlyStopping("val_loss", patience=1, min_delta=0.5)
+        averages_every_other_epoch(), EarlyStopping("val_loss", patience=1, min_delta=0.5)
     ],
 }  # fmt: skip
 
 
+@needs_averaging
 @pytest.mark.parametrize("make", CALLBACKS.values(), ids=CALLBACKS)
 def test_callbacks(tmp_path: Path, make: Any):
     check(tmp_path, lambda: Net(sgd), callbacks=make)

@@ -24,7 +24,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
-from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -32,7 +31,7 @@ from samestep.callbacks.notes import print_note
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import environment, stopping
+from samestep.ranks import compat, environment, stopping
 from samestep.ranks.compat import callbacks_of, read_saver, set_saver
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.requeue import requeue_job
@@ -546,7 +545,7 @@ def triggered_early_stopping(trainer: L.Trainer) -> dict[str, Settings]:
     """The settings of each EarlyStopping that has ended the run, by the key of its state."""
     triggered = {}
     for callback in callbacks_of(trainer, EarlyStopping):
-        if callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
+        if compat.has_ended_run(callback):
             triggered[callback.state_key] = settings_of(callback)
     return triggered
 

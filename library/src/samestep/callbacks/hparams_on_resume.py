@@ -4,13 +4,14 @@ from copy import deepcopy
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.optim import Optimizer
 
 from samestep.callbacks.checks import check_supported
 from samestep.errors import ConfigError
 from samestep.option_names import setting
+from samestep.ranks import compat
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.sharded import ShardedStrategy
 
@@ -64,7 +65,7 @@ class HparamsOnResume(L.Callback):
         is_sharded = isinstance(trainer.strategy, ShardedStrategy)
         for callback in callbacks_of(trainer, L.Callback):
             check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")
-            if is_sharded and isinstance(callback, WeightAveraging):
+            if is_sharded and compat.averages_weights(callback):
                 raise ConfigError(
                     f"callbacks: {type(callback).__name__} is not supported with "
                     f"{setting('strategy', 'fsdp')}: torch cannot copy a sharded model; use ddp"

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +16,13 @@ from samestep.node import device_option
 from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
 from samestep.node.requests import Requests
 from samestep.option_names import option, setting
-from samestep.ranks import environment, heartbeat
+from samestep.ranks import compat, environment, heartbeat
 from samestep.ranks.failure import EXIT_ERROR
 from samestep.ranks.heartbeat import HungRanks
 from samestep.ranks.secrets import redact
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -130,6 +130,14 @@ def make_handler(parameters: "RendezvousParameters") -> "RendezvousHandler":
     return get_rendezvous_handler(parameters)
 
 
+SHUTDOWN_TIMEOUT_S = 30
+"""torchrun's own, of 2.15."""
+NEWER_OPTIONS = (
+    "event_log_handler", "numa_options", "duplicate_stdout_filters", "duplicate_stderr_filters",
+    "virtual_local_rank",
+)  # fmt: skip
+"""Options of torchrun that torch 2.6 has not, or not all of them."""
+
 OF_TORCH = Rendezvous(make_handler, is_loss=lambda error: False)
 
 
@@ -152,7 +160,9 @@ def launch(
     if not environment.variable("TORCH_CPP_LOG_LEVEL"):
         # Otherwise torch prints frames of C++ when a rank loses another one.
         environment.set_variable("TORCH_CPP_LOG_LEVEL", "ERROR")
-    environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", config.signals_to_handle)
+    signals = getattr(config, "signals_to_handle", None)  # torch 2.8 always handles those four
+    if signals is not None:
+        environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", signals)
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -212,17 +222,16 @@ def run_agent(
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-    assert config.logs_specs is not None  # LaunchConfig has set both
-    assert config.shutdown_timeout is not None
+    assert config.logs_specs is not None  # LaunchConfig has set it
     agent = LocalElasticAgent(
         spec,
         config.logs_specs,
         start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
-        shutdown_timeout=config.shutdown_timeout,
     )
-    before_monitoring(agent, hung_ranks.end)
-    before_monitoring(agent, requests.pass_on)
+    compat.end_processes_within(agent, shutdown_timeout(config))
+    compat.before_monitoring(agent, hung_ranks.end)
+    compat.before_monitoring(agent, requests.pass_on)
     result = agent.run()
     if result is None:
         raise RendezvousClosedError("the other nodes have finished without this one")
@@ -232,18 +241,6 @@ def run_agent(
     if is_last or is_final(result.failures, config):
         return outcome_of(result.failures)
     return None
-
-
-def before_monitoring(agent: "LocalElasticAgent", hook: "Callable[[WorkerGroup], None]") -> None:
-    """Let torchrun's agent call ``hook`` each time before it checks its ranks."""
-    # torch 2.15 has no public hook here. The canary is in library/tests/ranks.
-    monitor: Callable[[WorkerGroup], RunResult] = agent._monitor_workers
-
-    def call_hook_and_monitor(worker_group: "WorkerGroup") -> "RunResult":
-        hook(worker_group)
-        return monitor(worker_group)
-
-    agent._monitor_workers = call_hook_and_monitor
 
 
 def worker_spec(
@@ -278,9 +275,21 @@ def worker_spec(
         master_addr=master_addr,
         master_port=master_port,
         local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler,
-        numa_options=config.numa_options,
-        duplicate_stdout_filters=config.duplicate_stdout_filters,
-        duplicate_stderr_filters=config.duplicate_stderr_filters,
-        virtual_local_rank=config.virtual_local_rank,
+        **newer_options(config),
     )
+
+
+def shutdown_timeout(config: "LaunchConfig") -> int:
+    """The seconds that processes have to save after a signal."""
+    seconds: int | None = getattr(config, "shutdown_timeout", None)
+    if seconds is None:  # before torch 2.15, by ``start``
+        return int(environment.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or SHUTDOWN_TIMEOUT_S)
+    return seconds
+
+
+def newer_options(config: "LaunchConfig") -> dict[str, Any]:
+    """Those of ``NEWER_OPTIONS`` that the installed version has."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+    names = {field.name for field in fields(WorkerSpec)}
+    return {name: getattr(config, name) for name in NEWER_OPTIONS if name in names}

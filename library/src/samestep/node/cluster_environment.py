@@ -185,9 +185,14 @@ def read_slurm(variables: Mapping[str, str]) -> dict[str, str]:
 
 def parse(argv: Sequence[str], found: dict[str, str], command: str) -> Namespace:
     """Let torchrun's own parser read the arguments; what they lack is as ``found``, or default."""
+    from torch.distributed.argparse_util import env
+    from torch.distributed.launcher.api import LaunchConfig
     from torch.distributed.run import get_args_parser
 
     parser = Parser(command, None, parents=[get_args_parser()], add_help=False)
+    if not hasattr(LaunchConfig, "shutdown_timeout"):  # before torch 2.15
+        name = "--shutdown-timeout"
+        parser.add_argument(name, action=env, type=int, help="seconds to save after a signal")
     for name, value in (DEFAULTS | found).items():
         default: str | bool = value
         # A variable for a flag has 0 or 1. As a text both would be true.

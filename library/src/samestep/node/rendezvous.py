@@ -87,6 +87,8 @@ def launch_config(node: Node) -> "LaunchConfig":
     }
     config: LaunchConfig
     config, *_ = config_from_args(Namespace(**(vars(node.options) | found)))
+    if not hasattr(config, "shutdown_timeout"):  # before torch 2.15
+        config.shutdown_timeout = node.options.shutdown_timeout
     return config
 
 

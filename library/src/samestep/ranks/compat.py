@@ -5,9 +5,11 @@ canary test in library/tests, which fails when the other library has changed; py
 the versions from above.
 """
 
+import inspect
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -19,8 +21,11 @@ from samestep.ranks import environment
 
 if TYPE_CHECKING:
     import lightning as L  # takes seconds to import, and the agent needs none of it
+    from lightning.pytorch.callbacks import EarlyStopping
     from lightning.pytorch.strategies import DDPStrategy
     from torch import nn
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 
 Kind = TypeVar("Kind")
@@ -44,6 +49,7 @@ def apply(trainer: "L.Trainer") -> None:
     search_gpus_once()
     name_arguments_of_loaders()
     wrap_again_when_unfrozen(trainer)
+    note_early_stops()
     unscale_before_clipping(trainer)
     find_unused_parameters(trainer)
     clip_by_known_norm(trainer)
@@ -125,6 +131,34 @@ def search_gpus_once() -> None:
         environment.unset_variables(["PYTORCH_NVML_BASED_CUDA_CHECK"])
 
 
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has an argument of this name in the installed version."""
+    return name in inspect.signature(function).parameters
+
+
+def without_sync_in_forward() -> dict[str, bool]:
+    """The option with which DDP sends no buffers from rank zero in each forward pass.
+
+    Before torch 2.15 it is the one that also leaves out the first time; see ``sync_buffers``.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    if takes(DistributedDataParallel.__init__, "forward_sync_buffers"):
+        return {"forward_sync_buffers": False}
+    return {"broadcast_buffers": False}
+
+
+def sync_buffers(strategy: Any) -> None:
+    """Give all ranks the buffers of rank zero, where DDP before torch 2.15 does not."""
+    from torch import distributed as dist
+
+    option = without_sync_in_forward()
+    # Newer versions send them themselves. So does one that the user has told to.
+    if "broadcast_buffers" in option and option.items() <= strategy._ddp_kwargs.items():
+        for buffer in strategy.model.buffers():
+            dist.broadcast(buffer, src=0)
+
+
 def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
     """Let DDP of torch 2.15 follow a model whose parameters are frozen or unfrozen while it trains.
 
@@ -135,6 +169,7 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
     Lightning-AI/pytorch-lightning issue 20340.
     """
     from lightning.pytorch.strategies import DDPStrategy
+    from torch.nn.parallel import DistributedDataParallel
 
     strategy: Any = trainer.strategy
     if DDPStrategy not in type(strategy).__mro__:
@@ -148,17 +183,25 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
         registered[:] = [parameter.requires_grad for parameter in parameters]
         configure()
 
+    def sync_and_configure() -> None:
+        sync_buffers(strategy)
+        note_and_configure()
+
     def wrap_and_step(*args: Any, **named: Any) -> Any:
         # Asked in each step: a callback may freeze or unfreeze at any moment.
         if [parameter.requires_grad for parameter in parameters] != registered:
             strategy.model._remove_autograd_hooks()
             strategy.model = strategy.lightning_module
-            # The ranks have equal weights already; their buffers differ within an epoch.
-            strategy._ddp_kwargs["init_sync"] = False
-            strategy.configure_ddp()
+            options = strategy._ddp_kwargs
+            # The ranks have equal weights already; their buffers differ within an epoch. Before
+            # torch 2.8 there is no such option, and the buffers are left out by the other one.
+            if takes(DistributedDataParallel.__init__, "init_sync"):
+                strategy._ddp_kwargs = {**options, "init_sync": False}
+            note_and_configure()
+            strategy._ddp_kwargs = options
         return step(*args, **named)
 
-    strategy.configure_ddp, strategy.training_step = note_and_configure, wrap_and_step
+    strategy.configure_ddp, strategy.training_step = sync_and_configure, wrap_and_step
 
 
 def unscale_before_clipping(trainer: "L.Trainer") -> None:
@@ -260,6 +303,47 @@ def unused_parameters(model: Any) -> ConfigError:
         f"waits for them: {shown or 'their gradients are those of earlier steps'}; use "
         f"{setting('strategy', 'ddp_find_unused_parameters_true')}"
     )
+
+
+ENDS_RUN = "_samestep_ends_run"
+"""An attribute of an EarlyStopping of Lightning 2.5, once it has ended the run."""
+
+
+def has_ended_run(stopping: "EarlyStopping") -> bool:
+    """Whether an EarlyStopping has ended the run; Lightning 2.6 says so by a reason."""
+    reason = getattr(stopping, "stopping_reason", None)
+    return getattr(stopping, ENDS_RUN, False) if reason is None else bool(reason.value)
+
+
+@cache  # once in a process, which may have several runs
+def note_early_stops() -> None:
+    """Let an EarlyStopping of Lightning 2.5 say that it has ended the run, as that of 2.6 does.
+
+    It keeps the number of the epoch only, which is 0 in the first epoch and without a stop.
+    """
+    from lightning.pytorch.callbacks import EarlyStopping, early_stopping
+
+    if hasattr(early_stopping, "EarlyStoppingReason"):
+        return
+    kind: Any = EarlyStopping
+    evaluate = kind._evaluate_stopping_criteria
+
+    @wraps(evaluate)
+    def evaluate_and_note(stopping: Any, current: Tensor) -> tuple[bool, Any]:
+        ends_run, reason = evaluate(stopping, current)
+        if ends_run:
+            setattr(stopping, ENDS_RUN, True)
+        return ends_run, reason
+
+    kind._evaluate_stopping_criteria = evaluate_and_note
+
+
+def averages_weights(callback: object) -> bool:
+    """Whether a callback is a WeightAveraging, which Lightning has since 2.6."""
+    from lightning.pytorch import callbacks
+
+    kind: type | None = getattr(callbacks, "WeightAveraging", None)
+    return kind is not None and isinstance(callback, kind)
 
 
 @cache  # once in a process, which may have several runs
@@ -488,6 +572,41 @@ def one_on(device: Any) -> Tensor:
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
     """How often each tensor was changed in place, which autograd of torch 2.15 counts."""
     return [tensor._version for tensor in tensors]
+
+
+def before_monitoring(agent: "LocalElasticAgent", hook: "Callable[[WorkerGroup], None]") -> None:
+    """Let torchrun's agent call ``hook`` each time before it checks its ranks.
+
+    torch 2.15 has no public hook here.
+    """
+    monitor: Callable[[WorkerGroup], RunResult] = agent._monitor_workers
+
+    def call_hook_and_monitor(worker_group: "WorkerGroup") -> "RunResult":
+        hook(worker_group)
+        return monitor(worker_group)
+
+    agent._monitor_workers = call_hook_and_monitor
+
+
+def end_processes_within(agent: "LocalElasticAgent", seconds: int) -> None:
+    """Let torchrun's agent kill its processes so many seconds after a signal, and no sooner.
+
+    Before torch 2.15 these are 30 seconds, in which a run may not be able to save. torch 2.6 also
+    closes the rendezvous then, at which the other nodes shall meet again.
+    """
+    shut_down: Callable[..., None] = agent._shutdown
+    if takes(shut_down, "timeout"):
+        agent._shutdown_timeout = seconds
+        return
+    stays_open = {"is_restart": True} if takes(shut_down, "is_restart") else {}
+
+    def shut_down_in_time(death_sig: signal.Signals = signal.SIGTERM, **_: Any) -> None:
+        processes: Any = agent._pcontext
+        if processes is not None:
+            processes.close = partial(type(processes).close, processes, timeout=seconds)
+        shut_down(death_sig, **stays_open)
+
+    agent._shutdown = shut_down_in_time  # type: ignore[assignment, method-assign]
 
 
 def add_ddp_options(strategy: "DDPStrategy", options: Mapping[str, Any]) -> None:

@@ -140,7 +140,7 @@ def ddp_options(spec: RunSpec) -> dict[str, Any]:
     """What DistributedDataParallel is made with."""
     return {
         # RankState gives every rank the same buffers, once per epoch.
-        "forward_sync_buffers": False,
+        **compat.without_sync_in_forward(),
         "gradient_as_bucket_view": True,
         # Without this DDP sorts its gradients again after its first step, also after a restart. The
         # order in which three ranks or more are summed changes then, and so do the last bits.
