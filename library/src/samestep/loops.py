@@ -457,7 +457,7 @@ class EpochLoop(_TrainingEpochLoop):
         self._validates_at_end = (
             trainer.val_check_batch == trainer.num_training_batches < math.inf
             and trainer.check_val_every_n_epoch is not None
-            and trainer._val_check_time_interval is None
+            and getattr(trainer, "_val_check_time_interval", None) is None  # since Lightning 2.6
         )
         self._has_plateau = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
 
