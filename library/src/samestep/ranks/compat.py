@@ -519,7 +519,7 @@ def end_restored_pass(loader: Any) -> None:
     """
     if getattr(loader, "restore", False) is True:
         loader.restore = False
-    dataset = getattr(loader, "dataset", None)
+    dataset: Any = getattr(loader, "dataset", None)
     if not hasattr(dataset, "_starting_state_dict"):
         return
     # An empty state restores nothing, and neither do these calls in an epoch of another number.
