@@ -26,7 +26,7 @@ from filelock import FileLock
 from labs.faults import store
 from library.tests import etcd_server, pods
 from library.tests.programs import PATIENCE_S
-from samestep.verify.program import descendants
+from samestep.ranks.process_table import descendants_of
 from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics, free_port, run_ranks
 from tests.project.test_train import history
 
@@ -156,7 +156,7 @@ def in_sessions(
     finally:
         for process in processes:
             # Read before the agent is killed: afterwards its ranks are nobody's children.
-            ranks = descendants(process.pid) if process.poll() is None else []
+            ranks = descendants_of(process.pid) if process.poll() is None else []
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             for rank in ranks:  # torchrun gives each rank a session of its own

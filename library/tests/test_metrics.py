@@ -85,3 +85,13 @@ def test_a_sum_may_be_of_a_validation_and_of_training():
     with torch.inference_mode():
         sums.update(1, loss=loss)
     sums.update(1, loss=loss)
+
+
+def test_a_state_has_all_bits_on_a_device_without_64_of_them(monkeypatch: pytest.MonkeyPatch):
+    """As Apple's GPUs: what a checkpoint holds must not be rounded."""
+    monkeypatch.setattr(EpochMean, "_dtype", lambda self: torch.float32)
+    own, continued = EpochMean("train", "loss"), EpochMean("train", "loss")
+    own.update(1, loss=torch.tensor(1 + 2**-40, dtype=torch.float64))
+    continued.load_state(own.state())
+    assert continued.mean_so_far("loss") == 1 + 2**-40
+    assert continued.means()["train/loss"].dtype is torch.float32

@@ -10,10 +10,19 @@ two steps. Then ``lightning_names``, ``errors``, ``metrics``, ``config_keys``, `
 opens with what it promises.
 """
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from samestep import lightning_names
+
+# First of all: on Windows most modules here would fail at an import of their own, each at another.
+if find_spec("fcntl") is None:
+    raise ImportError(
+        f"samestep: sys.platform={sys.platform}: is not supported, because a run needs the file "
+        "locks and signals of POSIX; use Linux or macOS, and on Windows WSL2"
+    )
 
 MODULES = {
     "ArrowRows": "samestep.data.arrow",

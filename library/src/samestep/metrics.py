@@ -80,16 +80,18 @@ class EpochMean(nn.Module):
 
         Every rank must call this, also one that saw no sample.
         """
-        totals = collectives.all_reduce(self.state())
+        own = self.state().to(self.device_of.device, self._dtype())
+        totals = collectives.all_reduce(own)
         self._totals = [0] * len(totals)
         means = (totals[:-1] / totals[-1]).float()
         names = [f"{self.stage}/{name}" for name in self.names]
         return dict(zip(names, means, strict=True))
 
     def state(self) -> Tensor:
-        """The sums of this rank so far, and the number of samples, ``[names + 1]``."""
+        """The sums of this rank so far, and the number of samples, float64 ``[names + 1]``."""
         self._read()
-        return torch.tensor(self._totals, device=self.device_of.device, dtype=self._dtype())
+        # On the CPU: a checkpoint must hold all their bits, and Apple's GPUs would round them.
+        return torch.tensor(self._totals, dtype=torch.float64)
 
     def load_state(self, totals: Tensor) -> None:
         """Continue from what ``state`` returned."""

@@ -7,12 +7,13 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from library.tests.kit import Net, fit, on_ranks
-from samestep.callbacks.rng import DATA_HOOKS
-from samestep.ranks import process_group
+from library.tests.kit import Net, batches, check_exact, fit, on_ranks
+from samestep.callbacks.rng import DATA_HOOKS, isolated_generators
+from samestep.ranks import devices, process_group
 
 Drawn = dict[str, list[float]]
 
@@ -152,3 +153,32 @@ def test_hooks_draw_the_same_numbers_in_each_start_on_any_number_of_ranks(tmp_pa
         batches, rank_zero[1], rank_one[1], strict=True
     ):
         assert samples == first + second
+
+
+class DrawsOnGPU(Net):
+    """Draws in steps and validations from what stands for the generator of an Apple GPU."""
+
+    gpu = torch.Generator()
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * torch.rand((), generator=self.gpu)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", torch.rand((), generator=self.gpu))
+
+
+def test_an_apple_gpu_draws_the_same_numbers_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    gpu = DrawsOnGPU.gpu
+    monkeypatch.setattr(devices, "has_mps", lambda: True)
+    monkeypatch.setattr(torch.mps, "manual_seed", gpu.manual_seed)
+    monkeypatch.setattr(torch.mps, "get_rng_state", gpu.get_state)
+    monkeypatch.setattr(torch.mps, "set_rng_state", gpu.set_state)
+    check_exact(tmp_path, DrawsOnGPU, batches, (0, 1), (0, "validation"), (1, 2))
+    # A validation leaves it as it was.
+    gpu.manual_seed(1)
+    before = gpu.get_state()
+    with isolated_generators():
+        torch.rand((), generator=gpu)
+    assert torch.equal(gpu.get_state(), before)

@@ -1,6 +1,7 @@
 """Loss and learning rate of steps, seconds and learning rate of epochs."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now
+
+
+def test_macos_counts_memory_in_bytes(monkeypatch: pytest.MonkeyPatch):
+    in_kib = run_stats.peak_memory_gib()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert run_stats.peak_memory_gib() == pytest.approx(in_kib / 1024, rel=0.1)
 
 
 def test_each_epoch_has_its_seconds_and_learning_rate(tmp_path: Path, monkeypatch):

@@ -8,6 +8,7 @@ from lightning.fabric.utilities.device_parser import _parse_gpu_ids
 
 from samestep.errors import ConfigError
 from samestep.node import agent, device_option
+from samestep.ranks import devices as gpus
 from samestep.ranks import environment
 
 ON_GPUS = {  # processes, by what is typed
@@ -88,3 +89,13 @@ def test_ranks_of_torchrun_take_the_first_gpus(monkeypatch: pytest.MonkeyPatch):
         agent.num_processes("gpu", [1, 3], 1)
     monkeypatch.setenv(environment.RUN_DIRS, "[]")  # by our own agent
     assert agent.num_processes("gpu", [1, 3], 1) == 1
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "gpu", "mps"])
+def test_a_mac_has_one_gpu(monkeypatch: pytest.MonkeyPatch, accelerator: str):
+    monkeypatch.setattr(gpus, "has_mps", lambda: True)
+    for devices in (1, "auto", -1, [0], "0,"):
+        assert agent.num_processes(accelerator, devices, 1) == 1
+    with pytest.raises(ConfigError, match="devices=2: this machine has 1 GPUs; choose fewer"):
+        agent.num_processes(accelerator, 2, 1)
+    assert agent.num_processes("cpu", 2, 1) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from library.tests.programs import PATIENCE_S, environment, until
+from library.tests.programs import PATIENCE_S, environment, run_code, until
 
 SCRIPT = """
 import sys, time
@@ -34,6 +34,22 @@ if __name__ == "__main__":
     trainer = Trainer(run_dir="mine", enable_model_summary=False, **options)
     data = Data(torch.arange(2.0 * int(sys.argv[2]))[:, None])
     trainer.fit(Slow(), DataLoader(data, 2, num_workers=2, multiprocessing_context=sys.argv[1]))
+"""
+
+
+LEFT = """
+import multiprocessing, signal, time
+del signal.sigwaitinfo
+from samestep.ranks import stopping
+
+stopping.install()
+context = multiprocessing.get_context("fork")
+ended, left = [context.Process(target=time.sleep, args=(10_000,), daemon=True) for _ in range(2)]
+for process in (ended, left):
+    process.start()
+ended.terminate()
+ended.join()
+print(ended.exitcode)
 """
 
 
@@ -89,3 +105,9 @@ def test_a_signal_while_the_processes_start_saves(tmp_path: Path, method: str):
     assert "Stopped by SIGTERM after step 10; saved." in printed
     # A process that is not ready when its rank ends may find none of its semaphores.
     assert "exited unexpectedly" not in printed
+
+
+def test_a_rank_ends_its_processes_where_they_cannot_tell_who_sends_a_signal():
+    """As on macOS. One is left when the rank ends, and Python waits for it."""
+    done = run_code(LEFT)
+    assert (done.returncode, done.stdout) == (0, f"-{signal.SIGKILL}\n"), done.stderr

@@ -2,9 +2,11 @@ import json
 import shutil
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from samestep.errors import ConfigError
 from samestep.ranks import network
 
 
@@ -32,6 +34,19 @@ def test_interfaces_are_those_with_an_address():
     found = network.interfaces()
     assert "lo" in found
     assert set(found) <= {name for _, name in socket.if_nameindex()}
+
+
+def test_an_interface_is_not_rejected_where_addresses_are_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As on macOS, which has other requests than Linux."""
+    monkeypatch.setattr(network, "SIOCGIFADDR", 0)
+    monkeypatch.setattr(network, "Path", lambda path: Path("/nowhere"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    network.check_chosen_interfaces(uses_nccl=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "en9")
+    with pytest.raises(ConfigError, match="GLOO_SOCKET_IFNAME=en9: names no network interface"):
+        network.check_chosen_interfaces(uses_nccl=False)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from samestep.callbacks.notes import join_names, print_note
 from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import setting
-from samestep.ranks import compat
+from samestep.ranks import compat, devices
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import ShardedStrategy
 
@@ -270,7 +270,7 @@ def digest_of_choice(loader: Any) -> int | None:
 
 def sum_of_bits(tensor: Tensor) -> Tensor:
     """A number that differs if the tensors of two ranks do, also where they are nan."""
-    tensor = tensor.detach()
+    tensor = devices.with_64_bits(tensor.detach())
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     # Integers, because nan differs from itself, and a sum of floats would round differences away.
     return values.view(INTEGERS[values.element_size()]).sum(dtype=torch.int64)

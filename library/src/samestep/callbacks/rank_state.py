@@ -58,7 +58,7 @@ class RankState(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Save the state of all ranks, each of which must call this."""
-        sums = {name: mean.state().cpu() for name, mean in epoch_means(pl_module).items()}
+        sums = {name: mean.state() for name, mean in epoch_means(pl_module).items()}
         own: State = {"weight": weights_of_ranks(trainer)[trainer.global_rank], "sums": sums}
         # One rank has no other buffers than those that Lightning saves.
         if trainer.world_size > 1:

@@ -330,7 +330,11 @@ def gives_equal_bits(trainer: L.Trainer) -> bool:
         torch.are_deterministic_algorithms_enabled()
         and not torch.is_deterministic_algorithms_warn_only_enabled()
     )
-    if trainer.strategy.root_device.type != "cpu":
+    kind = trainer.strategy.root_device.type
+    if kind not in ("cpu", "cuda"):
+        # Whether torch's switch covers all operations is not known of other devices.
+        return False
+    if kind == "cuda":
         # cuDNN's benchmark times several kernels, and may choose others in each process.
         return is_deterministic and not torch.backends.cudnn.benchmark
     # Threads add in any order where an index occurs twice, as in the gradient of `x[index]`.

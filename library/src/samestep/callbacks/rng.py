@@ -3,7 +3,8 @@
 import pickle
 import random
 import zlib
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import lightning as L
@@ -12,7 +13,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from samestep.data.seeds import mix_seed, seed_all, seed_others
-from samestep.ranks import compat
+from samestep.ranks import compat, devices
 
 DATA_HOOKS = (
     "prepare_data", "setup", "train_dataloader", "val_dataloader", "test_dataloader",
@@ -71,13 +72,13 @@ class SeedSteps(L.Callback):
     def has_drawn(self, trainer: L.Trainer, batch_idx: int) -> bool:
         """Whether anything has drawn random numbers since the step of this batch was seeded."""
         now = states_of_generators()
-        with isolate_rng():
+        with isolated_generators():
             self.seed_step(trainer, batch_idx)
             return states_of_generators() != now
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the random numbers of training, and seed the hooks before the first batch."""
-        self._training_numbers.enter_context(isolate_rng())
+        self._training_numbers.enter_context(isolated_generators())
         self.on_validation_batch_start(trainer, pl_module, None, -1)
 
     def on_validation_batch_start(
@@ -107,8 +108,20 @@ class SeedSteps(L.Callback):
         # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
         torch.default_generator.manual_seed(seed)
         seed_others(seed)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.manual_seed(seed)
+        gpu = devices.module_of_gpu()
+        if gpu is not None:
+            gpu.manual_seed(seed)
+
+
+@contextmanager
+def isolated_generators() -> Iterator[None]:
+    """Leave the global generators after this block as they were."""
+    # Lightning knows no GPUs of Apple.
+    state = torch.mps.get_rng_state() if devices.has_mps() else None
+    with isolate_rng():
+        yield
+    if state is not None:
+        torch.mps.set_rng_state(state)
 
 
 def states_of_generators() -> tuple[bytes, ...]:
@@ -118,8 +131,9 @@ def states_of_generators() -> tuple[bytes, ...]:
         pickle.dumps(np.random.get_state()),
         pickle.dumps(random.getstate()),
     ]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states.append(torch.cuda.get_rng_state().numpy().tobytes())
+    gpu = devices.module_of_gpu()
+    if gpu is not None:
+        states.append(gpu.get_rng_state().numpy().tobytes())
     return tuple(states)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import sys
 import time
 from typing import Any
 
@@ -25,7 +26,7 @@ class RunStats(L.Callback):
     - ``lr``: learning rate of the first parameter group at the end of the epoch.
     - ``system/cpu_cores``: CPU seconds per second of rank zero and its finished loader processes.
     - ``system/memory_gib``: peak memory of this process so far.
-    - ``system/gpu_memory_gib``: peak memory of tensors on its GPU so far.
+    - ``system/gpu_memory_gib``: peak memory of tensors on its GPU so far; CUDA only.
     - What the model logs per step, at the epoch's last step, so that a short epoch has it too.
 
     And every ``log_every_n_steps`` optimizer steps:
@@ -102,8 +103,7 @@ class RunStats(L.Callback):
         values = {
             "time/epoch_s": self._seconds(),
             "system/cpu_cores": (cpu_seconds() - self._start_cpu) / seconds,
-            # Linux counts in KiB.
-            "system/memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            "system/memory_gib": peak_memory_gib(),
         }
         if pl_module.device.type == "cuda":
             values["system/gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
@@ -156,6 +156,13 @@ def cpu_seconds() -> float:
     """CPU time of this process and its finished child processes."""
     user, system, children_user, children_system, _ = os.times()
     return user + system + children_user + children_system
+
+
+def peak_memory_gib() -> float:
+    """Peak memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts in bytes and Linux in KiB, and nothing but the name of the system says so.
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def to_number(value: Any) -> float:

@@ -17,6 +17,7 @@ from samestep.option_names import setting
 from samestep.ranks import environment
 
 ALL = -1
+GPUS = ("gpu", "cuda", "mps")  # accelerators with this meaning; a Mac has one GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RULE = 'must be a number of processes, "auto", -1 for all GPUs, or a list of GPUs such as [0, 1]'
 
@@ -61,11 +62,11 @@ def count(accelerator: str, devices: Any) -> int:
     gpus = num_gpus(accelerator)
     if wanted == "auto":
         return max(1, gpus)
-    needs_gpus = gpus > 0 or accelerator in ("gpu", "cuda")
+    needs_gpus = gpus > 0 or accelerator in GPUS
     text = setting("devices", devices)
     if isinstance(wanted, list):
-        # Lightning knows them by numbers too, such as the one GPU of a Mac.
-        if len(wanted) == 1 and accelerator not in ("auto", "cpu", "gpu", "cuda"):
+        # Lightning knows other devices by numbers too, such as a TPU.
+        if len(wanted) == 1 and accelerator not in ("auto", "cpu", *GPUS):
             return 1
         if not needs_gpus:
             raise ConfigError(f"{text}: names GPUs, and this run is on CPUs; give a number")
@@ -95,11 +96,16 @@ def check_known(named: Sequence[int], gpus: int, text: str) -> None:
 
 def num_gpus(accelerator: str) -> int:
     """How many GPUs of this machine the run may use."""
-    if accelerator not in ("auto", "gpu", "cuda"):
+    if accelerator not in ("auto", *GPUS):
         return 0
-    import torch  # takes seconds, which a run on CPUs is spared
+    # They take seconds, which a run on CPUs is spared.
+    import torch
 
-    return torch.cuda.device_count()
+    from samestep.ranks import devices
+
+    if accelerator != "cuda" and devices.has_mps():
+        return 1
+    return 0 if accelerator == "mps" else torch.cuda.device_count()
 
 
 def expected(devices: Any) -> int | str:

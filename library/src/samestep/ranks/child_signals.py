@@ -6,6 +6,7 @@ the middle of the step after which the rank would save. So it ends when its rank
 then. Imports no torch: a process that is started anew imports this file first.
 """
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -18,11 +19,21 @@ from multiprocessing.resource_tracker import ResourceTracker
 from typing import Any
 
 
+def knows_senders() -> bool:
+    """Whether a process can learn who has sent it a signal, which macOS does not say."""
+    return hasattr(signal, "sigwaitinfo")
+
+
 def obey_parent_only(parent: int, signals: Iterable[int]) -> None:
-    """Let this process get none of these signals, except SIGTERM of the process that started it."""
+    """Let this process get none of these signals, except SIGTERM of the process that started it.
+
+    Where it cannot learn who has sent one it gets none at all; see ``kill_to_terminate``.
+    """
     # torch installs a handler of its own in a loader process later, so the signals are blocked, and
     # a thread waits for that of the rank.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    if not knows_senders():
+        return
 
     def wait() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
@@ -54,7 +65,14 @@ def start_obedient(process: BaseProcess, signals: set[int]) -> None:
     """
     if is_fork(process):
         start_process(process)
-        return
+    else:
+        start_new_python(process, signals)
+    if not knows_senders():
+        kill_to_terminate(process)
+
+
+def start_new_python(process: BaseProcess, signals: set[int]) -> None:
+    """Start a process that reads the process object, and obeys as soon as it does."""
     # In front, because the attributes are read in their order: the rank may want to end it while it
     # still reads the data set.
     attributes = dict(vars(process))
@@ -62,6 +80,24 @@ def start_obedient(process: BaseProcess, signals: set[int]) -> None:
     vars(process).update(obedience=Obedience(signals), **attributes)
     with blocked(signals):
         start_process(process)
+
+
+def kill_to_terminate(process: BaseProcess) -> None:
+    """Let the rank end this process by SIGKILL where it would send SIGTERM, which is blocked there.
+
+    It leaves as little behind: a process that obeys ends at once too, without cleaning up.
+    """
+    process.terminate = process.kill  # type: ignore[method-assign]
+    # Python itself terminates those that are left when the rank ends, and then waits for them.
+    atexit.unregister(kill_daemons)
+    atexit.register(kill_daemons)
+
+
+def kill_daemons() -> None:
+    """Kill the processes of multiprocessing that must not outlive this one."""
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 def is_fork(process: BaseProcess) -> bool:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from samestep.ranks import environment
+
 
 def is_at_hand(tensor: Tensor) -> bool:
     """Whether its values can be read at once, because no device is still computing them."""
@@ -18,6 +20,23 @@ def is_at_hand(tensor: Tensor) -> bool:
 def is_on_gpu(tensor: Tensor) -> bool:
     """Whether its values can be copied while this process goes on, which needs CUDA."""
     return tensor.is_cuda
+
+
+def has_mps() -> bool:
+    """Whether there is a GPU of Apple, which Lightning takes unless it is told otherwise."""
+    return torch.backends.mps.is_available() and environment.variable("DISABLE_MPS") != "1"
+
+
+def module_of_gpu() -> Any:
+    """The module of torch that has the random numbers of the GPU here; None if none is in use."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.cuda
+    return torch.mps if has_mps() else None
+
+
+def with_64_bits(tensor: Tensor) -> Tensor:
+    """A tensor where its values can be added in 64 bits, which Apple's GPUs cannot do."""
+    return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
 class Copy(NamedTuple):

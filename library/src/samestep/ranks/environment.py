@@ -16,6 +16,7 @@ from typing import Any
 
 from samestep.errors import ConfigError
 from samestep.option_names import setting
+from samestep.ranks import process_table
 
 VERIFY = "SAMESTEP_VERIFY"  # the plan of one program that `samestep verify` has started, as JSON
 RUN_DIRS = "SAMESTEP_RUN_DIRS"  # what a Trainer that starts ranks hands on to them, as JSON
@@ -103,11 +104,9 @@ def new_run_id(*words: str) -> str:
     restarted ones, get the same name.
     """
     token = secrets.token_bytes(8)
-    agent = Path(f"/proc/{os.getppid()}/stat")
-    if under_torchrun() and agent.exists():
-        # The process's start time, in clock ticks since boot: process numbers are used again. The
-        # name of the program comes before it, in brackets, and may have spaces.
-        started = agent.read_text().rpartition(")")[2].split()[19]
+    # With the time at which it has started: process numbers are used again.
+    started = process_table.start_of(os.getppid()) if under_torchrun() else None
+    if started is not None:
         token = f"{platform.node()} {os.getppid()} {started}".encode()
     suffix = hashlib.sha256(token).hexdigest()[:6]
     return "-".join([*words, suffix]).lower()

@@ -21,6 +21,8 @@ from samestep.ranks import compat
 
 Result = TypeVar("Result")
 
+OPEN_FILES = Path("/proc/self/fd")  # a link for each open file of this process
+
 
 class ForkError(Exception):
     """The function raised an error, or took too long."""
@@ -56,8 +58,13 @@ def flatten(arguments: Iterable[Any]) -> Iterator[Any]:
 
 
 def can_fork() -> bool:
-    """Whether a fork of this process can compute; on macOS its threads may hold locks."""
-    return sys.platform == "linux"
+    """Whether a fork of this process can compute.
+
+    On macOS it cannot: Apple's libraries end a fork of a process with threads, or hang in it.
+    """
+    # No function says so, which is why the system is asked for its name. Without this folder a fork
+    # would keep the connections of its rank.
+    return sys.platform == "linux" and OPEN_FILES.is_dir()
 
 
 def call_in_fork(function: Callable[[], Result], timeout_s: float) -> Result:
@@ -141,7 +148,7 @@ def _run(function: Callable[[], Any], pipe: int, timeout_s: float) -> None:
 
 def _close_connections() -> None:
     """Close what would let this process talk in the place of its rank, such as to a tracker."""
-    for link in Path("/proc/self/fd").iterdir():
+    for link in OPEN_FILES.iterdir():
         # The folder itself was open while it was read.
         with suppress(OSError):
             if str(link.readlink()).startswith("socket:"):

@@ -16,6 +16,9 @@ from torch.optim import Optimizer
 from samestep.ranks import compat
 from samestep.ranks.sharded import parameters_of
 
+KERNELS = ("cpu", "cuda")
+"""The kinds of devices for which every version of torch has one operation for all gradients."""
+
 
 @dataclass
 class Norms:
@@ -87,6 +90,9 @@ def known_norm(gradients: Sequence[Tensor]) -> Tensor | None:
 
 def mark_if_not_finite(gradients: Sequence[Tensor], flag: Tensor) -> None:
     """Set a flag, a 0 on the device of the gradients, to 1 if one of them is infinite or nan."""
+    if flag.device.type not in KERNELS:
+        flag.copy_(norm_of(gradients).isfinite().logical_not())
+        return
     norms = _find_norms(gradients)
     found = norms.of_each or [norm_of(gradients)]
     if found[0].dtype is torch.bfloat16:
@@ -114,7 +120,7 @@ def are_alike(gradients: Sequence[Tensor]) -> bool:
         return False
     layout, _, device = kinds.pop()
     # torch itself goes another way on other devices.
-    return layout is torch.strided and device.type in ("cpu", "cuda")
+    return layout is torch.strided and device.type in KERNELS
 
 
 def is_sharded(gradient: Tensor) -> bool:

@@ -155,20 +155,22 @@ def nccl_takes(name: str, given: str) -> bool:
 
 
 def interfaces() -> list[str]:
-    """The names of the interfaces that have an address."""
+    """The names of the interfaces that have an address; of all where addresses are not known."""
     # One line for each address, with the name at its end.
     of_ipv6 = Path("/proc/net/if_inet6")
     lines = of_ipv6.read_text().splitlines() if of_ipv6.exists() else []
     names = {line.split()[-1] for line in lines}
+    existing = [name for _, name in socket.if_nameindex()]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
+        for name in existing:
             if ipv4_address(probe, name):
                 names.add(name)
-    return sorted(names)
+    # Other systems than Linux do not answer, and lo0 of macOS must not be rejected for that.
+    return sorted(names or existing)
 
 
 def ipv4_address(probe: socket.socket, interface: str) -> str | None:
-    """The IPv4 address of an interface; None if it has none."""
+    """The IPv4 address of an interface; None if it has none, or if this is not Linux."""
     try:
         reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("40s", interface.encode()))
     except OSError:

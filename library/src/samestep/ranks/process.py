@@ -82,6 +82,9 @@ def drop_lost_terminal() -> None:
 
 def has_hung_up(descriptor: int) -> bool:
     """Whether the other end of a pipe or a terminal has gone; nothing is written to find out."""
+    # Python leaves it out where the one of macOS does not work: then the next write finds out.
+    if not hasattr(select, "poll"):
+        return False
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

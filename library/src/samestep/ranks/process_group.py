@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import option
-from samestep.ranks import collectives, environment, failure, network, stopping
+from samestep.ranks import collectives, devices, environment, failure, network, stopping
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -102,8 +102,12 @@ def shared_errors() -> Iterator[None]:
 
 
 def device_kind(accelerator: str) -> str:
-    """Where the ranks have their tensors: cuda or cpu."""
-    return "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+    """Where the ranks have their tensors: cuda, mps or cpu."""
+    if accelerator == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if devices.has_mps() else "cpu"
 
 
 def store_of_this_attempt(timeout: timedelta) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -79,7 +80,7 @@ def open_atomic(
             yield file
             file.flush()
             # Without it, a power failure may leave the new name with an empty file.
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
         if before_rename:
             before_rename()
         partial.replace(path)
@@ -176,11 +177,23 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sync_file(descriptor: int) -> None:
+    """Force an open file to the disk, so that it survives a power failure."""
+    # On macOS fsync ends when the disk has the data in its cache, which loses them.
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:
+        # Not every file system can do it.
+        with suppress(OSError):
+            fcntl.fcntl(descriptor, full_sync)
+            return
+    os.fsync(descriptor)
+
+
 def sync_directory(directory: Path) -> None:
     """Force the names in a directory to the disk: fsync of a file does not include its name."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
 

@@ -54,7 +54,19 @@ def cpu_name() -> str:
         found = re.search(r"model name\s*: (.*)", cpuinfo.read_text())
         if found:
             return found[1]
+    # On macOS `platform` says arm, of whatever chip, and other chips round in other ways.
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
     return platform.processor() or platform.machine()
+
+
+def memory_gib() -> float | None:
+    """The memory of this machine; None where the system does not say."""
+    if "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 
 def find_packages() -> dict[str, str]:
@@ -82,7 +94,7 @@ def machine_info() -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu": cpu_name(),
         "cpu_cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": memory_gib(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "world_size": environment.world_size(),
         "num_nodes": environment.num_nodes(),

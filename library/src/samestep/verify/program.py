@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from samestep.ranks import process_table
 from samestep.ranks.failure import EXIT_CONFIG, PREFIX
 from samestep.verify.records import FIRST_STEP
 
@@ -99,7 +100,7 @@ def run(
 def end_with_ranks(process: "subprocess.Popen[bytes]") -> None:
     """Kill a program, and the sessions of the ranks that it has started."""
     # Read before the program is killed: afterwards nothing says that its ranks were its own.
-    ranks = descendants(process.pid) if process.poll() is None else []
+    ranks = process_table.descendants_of(process.pid) if process.poll() is None else []
     for pid in [process.pid, *ranks]:
         # A program that has ended leaves ranks behind only if it was killed itself.
         with suppress(OSError):
@@ -112,18 +113,3 @@ def end_all() -> None:
     _must_end.set()
     for process in list(_running):
         end_with_ranks(process)
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes that a process has started, and those that they have started."""
-    found: list[int] = []
-    parents = [pid]
-    while parents:
-        parent = parents.pop()
-        # It may have ended meanwhile.
-        with suppress(OSError):
-            for path in Path(f"/proc/{parent}/task").glob("*/children"):
-                children = [int(word) for word in path.read_text().split()]
-                found += children
-                parents += children
-    return found

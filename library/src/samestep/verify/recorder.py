@@ -93,7 +93,7 @@ class Recorder(L.Callback):
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         # With manual optimization a step may return none.
         if isinstance(loss, Tensor):
-            self._line["loss"] = float(loss.detach().double().sum())
+            self._line["loss"] = float(loss.detach().cpu().double().sum())
         # Between the batches of an accumulated step only gradients change.
         if trainer.global_step != self._line["step"]:
             self._line["state"] = state_of(trainer, pl_module)
