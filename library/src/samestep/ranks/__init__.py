@@ -3,9 +3,10 @@
 Promise: an error on one rank ends all ranks with one message, and a signal to one rank stops all
 ranks between the same two steps.
 
-Read in this order: ``environment`` (who am I), ``network`` (how to reach rank zero),
-``collectives`` (which backend takes a tensor), ``process_group`` (meet, decide together),
-``run_dirs`` (one run directory for all of them), ``sharded`` (a part of the model on each rank),
+Read in this order: ``environment`` (who am I), ``process_table`` (other processes),
+``network`` (how to reach rank zero), ``collectives`` (which backend takes a tensor),
+``process_group`` (meet, decide together), ``run_dirs`` (one run directory for all of them),
+``sharded`` (a part of the model on each rank),
 ``devices`` and ``gradients`` (what a GPU computes, and nothing waits for), ``strategies`` (how
 Lightning trains on these ranks), ``preflight`` (checks before the first step), ``stopping``,
 ``child_signals`` and ``requeue`` (signals), ``heartbeat`` (progress, and the end of ranks that
