@@ -14,8 +14,6 @@ SCRIPT = """
 import sys, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from library.tests.kit import Net
-from samestep import Trainer
 
 class Data(TensorDataset):
     def __getstate__(self):
@@ -23,17 +21,25 @@ class Data(TensorDataset):
         print("starts a process", flush=True)
         return self.__dict__
 
-class Slow(Net):
-    def training_step(self, batch, batch_idx):
-        print("step", self.global_step, flush=True)
-        time.sleep(0.05)
-        return super().training_step(batch, batch_idx)
+def main():
+    # Not above: each process of the loader would import them too.
+    from library.tests.kit import Net
+    from samestep import Trainer
 
-if __name__ == "__main__":
+    class Slow(Net):
+        def training_step(self, batch, batch_idx):
+            print("step", self.global_step, flush=True)
+            time.sleep(0.05)
+            return super().training_step(batch, batch_idx)
+
     options = {"max_epochs": 100, "accelerator": "cpu", "enable_progress_bar": False, "devices": 1}
     trainer = Trainer(run_dir="mine", enable_model_summary=False, **options)
     data = Data(torch.arange(2.0 * int(sys.argv[2]))[:, None])
-    trainer.fit(Slow(), DataLoader(data, 2, num_workers=2, multiprocessing_context=sys.argv[1]))
+    num = {"num_workers": 2 if sys.argv[1] == "fork" else 1}
+    trainer.fit(Slow(), DataLoader(data, 2, multiprocessing_context=sys.argv[1], **num))
+
+if __name__ == "__main__":
+    main()
 """
 
 
