@@ -86,6 +86,9 @@ def run(
         # For ``end_all``, as an exception reaches the main thread only.
         _running.add(process)
         try:
+            # It may have been called since the program was started, and not have found it.
+            if _must_end.is_set():
+                raise Ended
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             code = TIMED_OUT
