@@ -4,9 +4,10 @@ Torch is imported where training begins: help and errors answer before.
 """
 
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -118,8 +119,31 @@ def run_with_hydra(train: Train, flags: Namespace) -> int:
         train_chosen(train)
 
     configs = str(configs_folder())
-    hydra.main(version_base="1.3", config_path=configs, config_name="train")(task)()
+    with help_as_text():
+        hydra.main(version_base="1.3", config_path=configs, config_name="train")(task)()
     return 0
+
+
+@contextmanager
+def help_as_text() -> Iterator[None]:
+    """Let argparse of Python 3.14 take the options of Hydra 1.3.
+
+    It reads the help of an option when the option is added. Hydra has one whose help is an object
+    that becomes text when it is printed, so no program of Hydra starts there. Upstream:
+    facebookresearch/hydra issue 3121, solved in Hydra 1.4.
+    """
+    add_argument: Any = ArgumentParser.add_argument
+
+    def add_with_text(parser: ArgumentParser, *names: str, **options: Any) -> Any:
+        if options.get("help") is not None:
+            options["help"] = str(options["help"])
+        return add_argument(parser, *names, **options)
+
+    ArgumentParser.add_argument = add_with_text  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]
 
 
 def train_chosen(train: Train) -> None:
