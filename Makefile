@@ -4,8 +4,10 @@
 
 PYTHON ?= python3
 ARGS ?=
-# An installation takes minutes: pip shows its progress on a terminal, and only errors elsewhere.
+# Shows its progress on a terminal, and only errors elsewhere.
 PIP = .venv/bin/python -m pip install $(if $(MAKE_TERMOUT),,-qq)
+# The same by uv, or by pip where there is no uv.
+INSTALL = .venv/bin/python scripts/install.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -33,7 +35,6 @@ format: .venv/dev.stamp ## rewrite the code in the project's style
 	.venv/bin/python -m ruff format
 
 lock: .venv/dev.stamp ## write the lock files after a change in pyproject.toml, or ARGS=--upgrade
-	$(PIP) uv
 	$(LOCK) --output-file requirements.lock
 	$(LOCK) --output-file requirements-dev.lock --all-extras --constraint requirements.lock
 
@@ -47,22 +48,24 @@ ifneq ($(shell test -x .venv/bin/python && cat .venv/train.stamp 2>/dev/null),$(
 .PHONY: .venv/train.stamp
 endif
 
-# One package, which Hydra needs, comes as source only. Its build tool, setuptools, is locked too and
-# must be installed first.
+# pip installs what installs the rest. One package, which Hydra needs, comes as source only. Its build
+# tool, setuptools, is locked too and must be there before.
 .venv/train.stamp: requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
-	{ echo 'Needs Python 3.11 to 3.13, and $(PYTHON) is not: make PYTHON=python3.12 ...' >&2; exit 1; }
-	@echo 'Installing into .venv, once: 2 to 5 minutes, 6 GB ...'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null || \
+	{ echo 'Needs Python 3.11 to 3.14, and $(PYTHON) is not: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@echo 'Installing into .venv, once: 1 to 4 minutes, 6 GB ...'
 	@rm -f .venv/*.stamp
 	@$(PYTHON) -m venv --clear .venv
 	@sed -n '/^setuptools==/,/# via/p' $< | $(PIP) --require-hashes -r /dev/stdin
-	@$(PIP) --no-build-isolation --require-hashes -r $<
-	@$(PIP) --no-build-isolation --no-deps -r samestep.txt -e .
+	@sed -n '/^uv==/,/# via/p' $< | $(PIP) --only-binary uv --require-hashes -r /dev/stdin 2>/dev/null || \
+	echo 'There is no uv for this machine; pip installs the rest, which takes minutes ...'
+	@$(INSTALL) --no-build-isolation --require-hashes -r $<
+	@$(INSTALL) --no-build-isolation --no-deps -r samestep.txt -e .
 	@echo '$(CURDIR)' > $@
 
 .venv/dev.stamp: requirements-dev.lock .venv/train.stamp
 	@echo 'Installing the development tools into .venv, once ...'
 	@rm -f .venv/*.stamp
-	@$(PIP) --no-build-isolation --require-hashes -r $<
+	@$(INSTALL) --no-build-isolation --require-hashes -r $<
 	@echo '$(CURDIR)' > .venv/train.stamp
 	@touch $@

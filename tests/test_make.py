@@ -52,11 +52,15 @@ def clone(tmp_path: Path) -> Clone:
 
 
 def installs(commands: list[str]) -> list[str]:
-    return [line.split()[-1] for line in commands if "venv" in line or "pip install" in line]
+    return [line.split()[-1] for line in commands if "-m venv" in line or is_install(line)]
+
+
+def is_install(line: str) -> bool:
+    return line.startswith(("-m pip install ", "scripts/install.py "))
 
 
 PYTEST = "-m pytest -n 5 --dist worksteal"
-FRESH = [".venv", "/dev/stdin", "requirements.lock", "."]
+FRESH = [".venv", "/dev/stdin", "/dev/stdin", "requirements.lock", "."]
 
 
 def test_train_installs_once(clone: Clone):
@@ -69,11 +73,21 @@ def test_train_installs_once(clone: Clone):
 
 
 def test_nothing_is_installed_without_a_hash_but_the_repository_itself(clone: Clone):
-    pip = [line for line in clone.make("test")[1] if "pip install" in line]
-    assert len(pip) == 4
-    for line in pip:
+    found = [line for line in clone.make("test")[1] if is_install(line)]
+    assert len(found) == 5
+    for line in found:
         assert "--require-hashes" in line or "--no-deps -r samestep.txt -e ." in line
         assert "--no-build-isolation" in line or "/dev/stdin" in line
+
+
+def test_pip_installs_where_there_is_no_uv(clone: Clone):
+    done, commands = clone.make(
+        "train", breaks_at="--only-binary uv --require-hashes -r /dev/stdin"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "There is no uv for this machine; pip installs the rest" in done.stdout
+    assert installs(commands) == FRESH
+    assert commands[-1] == "train.py"
 
 
 def test_test_adds_to_what_train_installed(clone: Clone):
@@ -84,7 +98,7 @@ def test_test_adds_to_what_train_installed(clone: Clone):
     assert clone.make("train")[1] == ["train.py"]
 
 
-@pytest.mark.parametrize("breaks_at", FRESH[1::2])
+@pytest.mark.parametrize("breaks_at", ["/dev/stdin", "requirements.lock", "."])
 def test_an_install_that_broke_off_starts_over(clone: Clone, breaks_at: str):
     done, commands = clone.make("train", breaks_at=breaks_at)
     assert done.returncode == 2
@@ -122,7 +136,7 @@ def test_a_python_that_does_not_fit_is_one_clear_line(clone: Clone, python: str)
     done, _ = clone.make("train", python=python)
     assert done.returncode == 2
     message, own_line_of_make = done.stderr.splitlines()
-    assert message.startswith(f"Needs Python 3.11 to 3.13, and {python} is not")
+    assert message.startswith(f"Needs Python 3.11 to 3.14, and {python} is not")
     assert own_line_of_make.startswith("make: ***")
     assert not (clone.root / ".venv").exists()
 
