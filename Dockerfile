@@ -4,7 +4,7 @@
 #
 # --build-arg REVISION=COMMIT                 runs record it in run.json, as there is no git in the image
 # --build-arg EXTRAS="python-etcd s3fs"       packages beyond requirements.lock, such as mlflow-skinny
-# --build-arg BASE_IMAGE=...                  any base with Python 3.11 to 3.13; what Debian 12 or Ubuntu 24.04 lack of it, apt brings
+# --build-arg BASE_IMAGE=...                  any base with Python 3.11 to 3.14; what Debian 12 or Ubuntu 24.04 lack of it, apt brings
 # --secret id=pip.conf,src=pip.conf           names a private package index; the image does not keep the file. With
 #   --volume /etc/ssl/certs:/run/certs:ro     (podman, buildah) it may say cert = /run/certs/ca-certificates.crt
 ARG BASE_IMAGE=docker.io/library/python:3.11.13-slim-bookworm
@@ -18,7 +18,7 @@ RUN { python3 -m venv /opt/venv && test -s /etc/ssl/certs/ca-certificates.crt; }
       apt-get clean && rm -rf /var/lib/apt/lists/* && \
       python3 -m venv --clear /opt/venv; } && \
     python3 -c 'import sys; v = sys.version_info; \
-      sys.exit(not (3, 11) <= v < (3, 14) and f"BASE_IMAGE has Python {v[0]}.{v[1]}; it must be 3.11 to 3.13")'
+      sys.exit(not (3, 11) <= v < (3, 15) and f"BASE_IMAGE has Python {v[0]}.{v[1]}; it must be 3.11 to 3.14")'
 ENV PATH=/opt/venv/bin:$PATH
 
 # During the build only: pip keeps no cache, and a secret may name another package index.

@@ -9,8 +9,8 @@ python train.py --help
 import sys
 from pathlib import Path
 
-if not (3, 11) <= sys.version_info[:2] < (3, 14):
-    print("error: needs Python 3.11 to 3.13; " + sys.executable + " is another", file=sys.stderr)
+if not (3, 11) <= sys.version_info[:2] < (3, 15):
+    print("error: needs Python 3.11 to 3.14; " + sys.executable + " is another", file=sys.stderr)
     sys.exit(2)
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 

@@ -146,7 +146,7 @@ def test_losing_the_reader_does_not_lose_the_run(tmp_path: Path):
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("sys.version_info = (3, 10, 4, 'final', 0)", "error: needs Python 3.11 to 3.13; "),
+        ("sys.version_info = (3, 10, 4, 'final', 0)", "error: needs Python 3.11 to 3.14; "),
         ("sys.modules['hydra'] = None", "has no package hydra; use .venv/bin/python, which `make"),
     ],
     ids=["wrong Python", "no packages"],

@@ -151,7 +151,7 @@ def test_supported_versions_are_those_of_the_library():
         name, bound = re.match(r"([\w-]+)(\S+?)(,!=|$)", line).groups()[:2]
         bounds[name] = bound
     page = (ROOT / "docs/install.md").read_text()
-    head, row = re.findall(r"^\| (samestep|1\.0) \| (.*) \|$", page, re.M)
+    head, row = re.findall(rf"^\| (samestep|{project['version']}) \| (.*) \|$", page, re.M)
     table = dict(zip(head[1].split(" | "), row[1].split(" | "), strict=True))
     assert len(table) == 5
     assert table.items() <= bounds.items()

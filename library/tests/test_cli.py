@@ -1,5 +1,6 @@
 """The table of commands."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -81,11 +82,13 @@ def in_turn(folder: Path, *lines: str) -> list[tuple[str, int, str, str]]:
 
 def test_lists_and_help_are_quick_and_work_anywhere(tmp_path: Path):
     helps = [f"{name} --help" for name in COMMANDS]
-    for line, code, stdout, stderr in in_turn(tmp_path, "", "-h", *helps, "runs ."):
+    for line, code, stdout, stderr in in_turn(tmp_path, "", "-h", "--version", *helps, "runs ."):
         assert (code, stderr) == (0, ""), line
         if line in ("", "-h"):
             listed = [text.split()[1] for text in stdout.splitlines() if text.startswith("  ")]
             assert listed == [*COMMANDS]
+        elif line == "--version":
+            assert stdout == f"samestep {importlib.metadata.version('samestep')}\n"
         elif line == "runs .":
             assert stdout == "There is no run in ..\n"
         else:

@@ -9,17 +9,21 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
+from email.message import Message
+from email.parser import BytesParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from sklearn.datasets import load_digits
 
-from library.tests.programs import PATIENCE_S, run
+from library.tests.programs import PATIENCE_S, environment, run
 
 LIBRARY = Path(__file__).parents[1]
 SOURCES = {
@@ -29,18 +33,36 @@ SOURCES = {
 }
 
 
+PROJECT = tomllib.loads((LIBRARY / "pyproject.toml").read_text())["project"]
+HOST = "https://host/us"
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the sdist."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and with the wheel that is built from it, as for an index."""
     folder = tmp_path_factory.mktemp("built")
     build = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder), "--target"]
-    subprocess.run([*build, "sdist"], cwd=LIBRARY, check=True, capture_output=True)
+    known = os.environ | {"DOCS_REPOSITORY": HOST}
+    subprocess.run([*build, "sdist"], cwd=LIBRARY, check=True, capture_output=True, env=known)
     with tarfile.open(only(folder, "*.tar.gz")) as sdist:
         sdist.extractall(folder / "sdist", filter="data")
     root = only(folder / "sdist", "samestep-*")
     assert not (root / "tests").exists()
-    subprocess.run([*build, "wheel"], cwd=root, check=True, capture_output=True)
-    return only(folder, "*.whl")
+    subprocess.run([*build, "wheel"], cwd=root, check=True, capture_output=True, env=known)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    return only(built, "*.whl")
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    """What the wheel says of itself; its README is the payload."""
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+        return BytesParser().parsebytes(file.read(name))
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -51,16 +73,61 @@ def only(folder: Path, pattern: str) -> Path:
 def test_the_wheel_has_the_package_and_nothing_else(wheel: Path):
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}
-        assert names == SOURCES
-        assert "samestep/py.typed" in names
-        (metadata,) = (name for name in file.namelist() if name.endswith("/METADATA"))
-        text = file.read(metadata).decode()
-    needed = [Requirement(line) for line in re.findall(r"^Requires-Dist: (.*)$", text, re.M)]
+    assert names == SOURCES
+    assert "samestep/py.typed" in names
+
+
+def test_tools_for_uploading_accept_what_is_built(built: Path):
+    pytest.importorskip("twine", reason="make test installs it")
+    for tool in ("twine", "check", "--strict"), ("check_wheel_contents",):
+        files = [str(only(built, "*.whl"))]
+        if tool[0] == "twine":
+            files.append(str(only(built, "*.tar.gz")))
+        done = subprocess.run(
+            [sys.executable, "-m", *tool, *files], cwd=built, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_one_version_is_said_everywhere(metadata: Message):
+    """docs/install.md has it too: tests/test_docs.py."""
+    version = PROJECT["version"]
+    assert metadata["Version"] == version
+    # The action that uploads knows no later one.
+    assert metadata["Metadata-Version"] == "2.4"
+    first, *_ = re.findall(r"^## (.*)$", (LIBRARY / "CHANGELOG.md").read_text(), re.M)
+    assert re.fullmatch(rf"{re.escape(version)} \((unreleased|20\d\d-\d\d-\d\d)\)", first)
+
+
+def test_the_versions_of_python_are_those_of_the_classifiers(metadata: Message):
+    allowed = SpecifierSet(metadata["Requires-Python"])
+    versions = [f"3.{minor}" for minor in range(8, 20) if f"3.{minor}" in allowed]
+    found = re.findall(r"Python :: (3\.\d+)$", "\n".join(metadata.get_all("Classifier")), re.M)
+    assert found == versions
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+
+
+def test_an_index_can_show_the_readme(metadata: Message):
+    """Its links lead to the files of the version in the repository."""
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = metadata.get_payload()
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    tagged = f"{HOST}/blob/v{PROJECT['version']}"
+    assert f"{tagged}/docs/contract.md" in links
+    for link in links:
+        assert link.startswith("https://"), link
+        if link.startswith(f"{tagged}/"):
+            assert (LIBRARY.parent / link.removeprefix(f"{tagged}/")).is_file(), link
+    assert f"Changelog, {tagged}/library/CHANGELOG.md" in metadata.get_all("Project-URL")
+
+
+def test_what_is_needed_is_little_and_each_extra_says_more(metadata: Message):
+    needed = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
     core = {requirement.name for requirement in needed if not requirement.marker}
     assert core == {
         "fsspec", "lightning", "numpy", "pyyaml", "rich", "torch", "torchmetrics"
     }  # fmt: skip
-    extras = set(re.findall(r"^Provides-Extra: (.*)$", text, re.M))
+    extras = {*metadata.get_all("Provides-Extra")}
     assert extras >= {"hydra", "report", "launch", "sweep", "s3", "wandb", "mlflow", "all"}
 
     def brought_by(extra: str) -> set[str]:
@@ -70,16 +137,19 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path):
 
 
 def distributions(*names: str) -> dict[str, importlib.metadata.Distribution]:
-    """These distributions and what they need, without extras."""
+    """These distributions and what they need, each with the extras that are asked for."""
     found: dict[str, importlib.metadata.Distribution] = {}
-    todo = list(names)
+    seen: set[tuple[str, str]] = set()
+    todo = [Requirement(name) for name in names]
     while todo:
-        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
-        if name in found:
-            continue
+        wanted = todo.pop()
+        name = re.sub(r"[-_.]+", "-", wanted.name).lower()
         found[name] = importlib.metadata.distribution(name)
-        needs = map(Requirement, found[name].requires or [])
-        todo += [n.name for n in needs if not n.marker or n.marker.evaluate({"extra": ""})]
+        for extra in {"", *wanted.extras} - {extra for known, extra in seen if known == name}:
+            seen.add((name, extra))
+            for need in map(Requirement, found[name].requires or []):
+                if not need.marker or need.marker.evaluate({"extra": extra}):
+                    todo.append(need)
     return found
 
 
@@ -93,19 +163,28 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder)
     python = folder / "bin/python"
     site = only(folder, "lib/python3*/site-packages")
-    pip = [sys.executable, "-m", "pip", "--python", str(python)]
-    install = [*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)
     of_scripts = "torchvision", "jsonargparse", "docstring-parser", "typeshed-client"
-    for distribution in distributions("lightning", "rich", "fsspec", *of_scripts).values():
+    for distribution in distributions("lightning", "rich", *of_scripts).values():
         for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
             source = Path(str(distribution.locate_file(top)))
             if not (site / top).exists() and source.exists():
                 (site / top).symlink_to(source)
+    before = {path.name for path in site.iterdir()}
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    # Without an index: everything that the Trainer needs came with Lightning, but rich.
+    install = [*pip, "install", "--quiet", "--no-index", str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
     subprocess.run([*pip, "check"], check=True, capture_output=True)
     names = {path.name for path in site.iterdir()}
+    assert {name.partition("-")[0] for name in names - before} == {"samestep"}
     assert not {"hydra", "omegaconf", "scipy", "matplotlib", "optuna"} & names
     return python
+
+
+def test_the_command_tells_its_version(python: Path):
+    program = [python.with_name("samestep"), "--version"]
+    done = subprocess.run(program, env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == f"samestep {PROJECT['version']}\n"
 
 
 def write_mnist(folder: Path) -> None:

@@ -60,6 +60,12 @@ def command() -> int:
     if name in ("-h", "--help"):
         print_commands()
         return 0
+    if name == "--version":
+        # Not at the top: it imports the parsers of mail and of zip files.
+        from importlib.metadata import version
+
+        print(f"samestep {version('samestep')}")
+        return 0
     if name not in COMMANDS:
         raise ConfigError(f"samestep {name}: no such command; choose from {', '.join(COMMANDS)}")
     chosen = COMMANDS[name]
@@ -81,7 +87,7 @@ def command() -> int:
 
 def print_commands() -> None:
     """Print the help text of ``samestep`` itself."""
-    print("samestep COMMAND [arguments]")
+    print("samestep COMMAND [arguments], or samestep --version")
     for name, command in COMMANDS.items():
         print(f"  samestep {name:<8}  {command.summary}")
     print(f"samestep COMMAND --help explains it. {EXIT_CODES}")
