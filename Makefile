@@ -49,7 +49,7 @@ ifneq ($(shell test -x .venv/bin/python && cat .venv/train.stamp 2>/dev/null),$(
 endif
 
 # pip installs what installs the rest. One package, which Hydra needs, comes as source only. Its build
-# tool, setuptools, is locked too and must be there before.
+# tool, setuptools, is locked too and must be there before. A lock names all packages: --no-deps.
 .venv/train.stamp: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null || \
 	{ echo 'Needs Python 3.11 to 3.14, and $(PYTHON) is not: make PYTHON=python3.12 ...' >&2; exit 1; }
@@ -59,13 +59,13 @@ endif
 	@sed -n '/^setuptools==/,/# via/p' $< | $(PIP) --require-hashes -r /dev/stdin
 	@sed -n '/^uv==/,/# via/p' $< | $(PIP) --only-binary uv --require-hashes -r /dev/stdin 2>/dev/null || \
 	echo 'There is no uv for this machine; pip installs the rest, which takes minutes ...'
-	@$(INSTALL) --no-build-isolation --require-hashes -r $<
+	@$(INSTALL) --no-build-isolation --no-deps --require-hashes -r $<
 	@$(INSTALL) --no-build-isolation --no-deps -r samestep.txt -e .
 	@echo '$(CURDIR)' > $@
 
 .venv/dev.stamp: requirements-dev.lock .venv/train.stamp
 	@echo 'Installing the development tools into .venv, once ...'
 	@rm -f .venv/*.stamp
-	@$(INSTALL) --no-build-isolation --require-hashes -r $<
+	@$(INSTALL) --no-build-isolation --no-deps --require-hashes -r $<
 	@echo '$(CURDIR)' > .venv/train.stamp
 	@touch $@

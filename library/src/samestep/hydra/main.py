@@ -139,7 +139,7 @@ def help_as_text() -> Iterator[None]:
             options["help"] = str(options["help"])
         return add_argument(parser, *names, **options)
 
-    ArgumentParser.add_argument = add_with_text  # type: ignore[method-assign]
+    ArgumentParser.add_argument = add_with_text  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
