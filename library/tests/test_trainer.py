@@ -433,8 +433,6 @@ def test_a_tuner_is_one_line_and_its_remedy_continues(tmp_path: Path):
 
 
 CONTRADICTIONS = {
-    "Trainer(run_dir='r', enable_checkpointing=False)": "enable_checkpointing=False",
-    "Trainer(run_dir='r', default_root_dir='x')": "default_root_dir",
     "Trainer(run_dir='r', overfit_batches=1)": "overfit_batches=1",
     "Trainer(run_dir='r', reload_dataloaders_every_n_epochs=1)": "reload_dataloaders_every",
     "Trainer(run_dir='r', strategy='deepspeed')": "strategy=deepspeed",

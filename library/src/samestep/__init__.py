@@ -3,9 +3,9 @@
 Read ``trainer`` first: what happens from ``fit`` to the end. Then ``loops``: what happens between
 two steps. Then ``lightning_names``, ``errors``, ``metrics``, ``config_keys``, ``option_names``,
 ``run_spec``, ``ranks``, ``losses``, ``command_line``, ``data``, ``run``, ``node``, ``tracker``,
-``loggers``, ``callbacks``, ``arguments``, ``fit_checks`` and ``verify``, which need no Hydra; then
-``hydra``, which makes the arguments of the Trainer from configuration files, ``doctor``,
-``report``, ``launch``, ``sweep``, ``loading`` (model and data of a run), ``evaluate``,
+``loggers``, ``callbacks``, ``arguments``, ``fit_checks``, ``lightning_patch`` and ``verify``, which
+need no Hydra; then ``hydra``, which makes the arguments of the Trainer from configuration files,
+``doctor``, ``report``, ``launch``, ``sweep``, ``loading`` (model and data of a run), ``evaluate``,
 ``predict``, ``export`` with ``model_files`` and ``model_card``, ``script`` and ``cli``. Each folder
 opens with what it promises.
 """
@@ -38,6 +38,7 @@ MODULES = {
     "gather_batch": "samestep.losses",
     "load_run": "samestep.loading",
     "mean": "samestep.losses",
+    "patch_lightning": "samestep.lightning_patch",
     "redact": "samestep.ranks.secrets",
     "run_script": "samestep.script",
 }

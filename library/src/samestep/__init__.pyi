@@ -5,6 +5,7 @@ from samestep.data.order import Blocks as Blocks
 from samestep.data.sampler import Slice as Slice
 from samestep.errors import ConfigError as ConfigError
 from samestep.errors import RunError as RunError
+from samestep.lightning_patch import patch_lightning as patch_lightning
 from samestep.loading import load_run as load_run
 from samestep.losses import gather_batch as gather_batch
 from samestep.losses import mean as mean

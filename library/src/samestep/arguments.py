@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
 )
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins import CheckpointIO
 
 from samestep.callbacks.checkpoints import Checkpoints, place_model_checkpoint
 from samestep.callbacks.checks import check_supported
@@ -20,15 +21,14 @@ from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import strategies
+from samestep.ranks import environment, strategies
 from samestep.ranks.compat import of_kind
+from samestep.run.layout import shorten
 
 FIXED: dict[str, tuple[Any, str]] = {
-    "enable_checkpointing": (True, "a run continues from its checkpoints"),
     "barebones": (False, "a run needs its callbacks and its history"),
     "overfit_batches": (0, "it replaces the order of the data; use limit_train_batches"),
     "reload_dataloaders_every_n_epochs": (0, "an interrupted epoch needs its own loader"),
-    "default_root_dir": (None, "a run writes to run_dir"),
 }
 """Arguments of Lightning's Trainer that can have no other value than this one, or None, and why."""
 
@@ -51,6 +51,41 @@ def check_options(options: Mapping[str, Any]) -> None:
     strategies.check(options["strategy"])
     if options["mode"] not in ("min", "max"):
         raise ConfigError(f"{setting('mode', options['mode'])}: must be min or max")
+
+
+def take_unused(
+    options: dict[str, Any], plugins: Any, run_dir: Path
+) -> tuple[list[Any], dict[str, str]]:
+    """Remove what tutorials and libraries always pass, and what a run decides itself.
+
+    Returns:
+        The plugins that remain, and of each removed argument what is used in its place.
+    """
+    unused = {}
+    folder = options.pop("default_root_dir", None)
+    # One value of a configuration may name both.
+    if folder is not None and Path(folder).absolute() != run_dir:
+        unused["default_root_dir"] = f"the run writes to run_dir, {shorten(run_dir)}"
+    if options.pop("enable_checkpointing", None) is False:
+        unused["enable_checkpointing"] = "the run saves, because it continues from its checkpoints"
+    remaining = []
+    for plugin in as_list(plugins):
+        if isinstance(plugin, CheckpointIO):
+            unused[type(plugin).__name__] = "the run writes and reads its checkpoints itself"
+        else:
+            remaining.append(plugin)
+    return remaining, unused
+
+
+_noted: set[str] = set()  # arguments that this process has named; a library builds many Trainers
+
+
+def note_unused(unused: Mapping[str, str]) -> None:
+    """Name the arguments that have no effect, once in a program."""
+    new = [f"{name} ({why})" for name, why in unused.items() if name not in _noted]
+    _noted.update(unused)
+    if new and environment.rank() == 0:
+        print(f"Note: these arguments have no effect: {', '.join(new)}", flush=True)
 
 
 TUNERS: dict[type[L.Callback], str] = {

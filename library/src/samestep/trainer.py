@@ -159,6 +159,7 @@ class Trainer(L.Trainer):
         failure.ErrorHook.install()
         process.make_streams_safe()
         arguments.check_options({**options, "strategy": strategy, "mode": mode})
+        plugins, unused = arguments.take_unused(options, plugins, run_dir)
         environment.use_srun_ranks()
         arguments.check_callbacks(own, run_dir)
         self.spec: RunSpec = replace(
@@ -186,13 +187,16 @@ class Trainer(L.Trainer):
             run_dirs.hand_on()
             device_option.name_to_ranks(devices)
             sys.exit(agent.start(agent.this_program(), num_processes, run_id=self.spec.run_id))
+        arguments.note_unused(unused)
         environment.limit_threads()
         silence_expected_warnings()
         L.seed_everything(seed, workers=True, verbose=False)
 
         self.results: dict[str, float] = {}
         """The final metrics, as in ``metrics.json``; empty on ranks other than zero."""
-        self._model: L.LightningModule | None = None
+        # A library's Trainer may have attributes of its own: scvi-tools sets `_model`.
+        self._module: L.LightningModule | None = None
+        self._is_given = False
         self._left: tuple[L.LightningModule | None, list[int]] = None, []
         self._test_follows = False
         self._was_finished = False
@@ -218,7 +222,7 @@ class Trainer(L.Trainer):
                 self.spec, self._history, chosen, self._monitors, accumulates
             ),
             logger=[*trackers, self._history],
-            plugins=[AtomicCheckpointIO(), *environments, *arguments.as_list(plugins)],
+            plugins=[AtomicCheckpointIO(), *environments, *plugins],
             default_root_dir=run_dir,
             **where,
             **options,
@@ -256,7 +260,7 @@ class Trainer(L.Trainer):
         if isinstance(train_dataloaders, L.LightningDataModule):
             train_dataloaders, datamodule = None, train_dataloaders
         model = compat.unwrap_compiled(model)
-        self._model = model
+        self._module = model
         self._was_finished = False
         self._take_new_limits()
         with self._session():
@@ -462,8 +466,9 @@ class Trainer(L.Trainer):
         """The arguments of an evaluation by their names; without a model, the one of ``fit``."""
         given = inspect.signature(function).bind(*args, **options).arguments
         model = given.get("model")
+        self._is_given = model is not None
         if model is None:
-            given["model"] = self._model
+            given["model"] = self._module
             (checkpoints,) = compat.callbacks_of(self, Checkpoints)
             # As in Lightning: without a model the best weights, with one those that it has.
             if checkpoints.monitor is None and given.get("ckpt_path") is None:
@@ -498,7 +503,7 @@ class Trainer(L.Trainer):
 
     def _find_checkpoint(self, asked: str | None, model: L.LightningModule) -> str | None:
         """The checkpoint to evaluate; None for the weights that a model has."""
-        is_another_model = self._model is not None and model is not self._model
+        is_another_model = self._module is not None and model is not self._module
         if asked is None and is_another_model:
             # The script has made it from whatever weights, and wants to know about those.
             return None
@@ -515,7 +520,7 @@ class Trainer(L.Trainer):
 
     def _best_of_user(self) -> str:
         """The best checkpoint of the user's own ModelCheckpoint, if the run has no monitor."""
-        if self._model is None:
+        if self._module is None:
             # This process has not called `fit`, which would have restored it.
             self._read_finished_state()
         (checkpoints,) = compat.callbacks_of(self, Checkpoints)

@@ -27,8 +27,9 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoi
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from samestep.callbacks.notes import print_note
+from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.slice_weighting import SliceWeighting
+from samestep.callbacks.stand_ins import StandIns
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import compat, environment, stopping
@@ -161,6 +162,8 @@ class Checkpoints(Checkpoint):
         self._checkpoint_io = trainer.strategy.checkpoint_io  # type: ignore[assignment]
         self._checkpoint_io.folder = self.folder
         self._checkpoint_io.resumes = stage == "fit"
+        self._stand_ins = StandIns(pl_module)
+        self._checkpoint_io.stand_ins = self._stand_ins
         explain_loading(trainer, f"Use the configuration that it was trained with, or {NEW_RUN}")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -275,6 +278,8 @@ class Checkpoints(Checkpoint):
             "metrics": {name: plain_tensor(metrics[name]).cpu().clone() for name in metrics},
             "savers": {saver.state_key: read_saver(saver) for saver in savers},
         }
+        # Lightning calls the module last, and savers as the last callbacks.
+        self._stand_ins.keys_of_others = {*checkpoint}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -383,6 +388,12 @@ class Checkpoints(Checkpoint):
                 trainer,
                 f"Note: checkpoints keep these values as plain tensors, without what their class "
                 f"adds: {places}",
+            )
+        if dry_run.stand_ins:
+            print_note(
+                trainer,
+                "Note: checkpoints hold the values of these objects, and the run continues with "
+                f"the objects that the program makes: {join_names(dry_run.stand_ins)}",
             )
         if dry_run.left_out:
             names = ", ".join(dry_run.left_out)

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.callbacks.rng import SeedSteps
+from samestep.callbacks.stand_ins import StandIns
 from samestep.errors import ConfigError
 from samestep.fit_checks import set_precision
 from samestep.hydra.build import build
@@ -58,7 +59,7 @@ def load_run(
         # The run names the URL, the files and the folder, so it could write anything anywhere.
         data.download = False
     try:
-        weights.load_into(model, state)
+        weights.load_into(model, StandIns(model).put_back(state))
         # Lightning saves the state of a DataModule under the name of its class, if it has any.
         data_state = state.get(type(data).__qualname__)
         if data_state:

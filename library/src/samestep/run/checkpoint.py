@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import lightning as L
 import numpy as np
@@ -91,7 +91,18 @@ class DryRun:
     problem: str | None = None
     left_out: list[str] = field(default_factory=list)
     made_plain: list[str] = field(default_factory=list)
+    stand_ins: list[str] = field(default_factory=list)
     content: dict[str, Any] = field(default_factory=dict)
+
+
+class KeepsObjects(Protocol):
+    """Keeps objects out of a checkpoint; see ``samestep.callbacks.stand_ins``."""
+
+    def take_out(self, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The checkpoint without objects, and their names."""
+
+    def put_back(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """The checkpoint with objects of this program."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -113,6 +124,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """If set, a checkpoint is examined, not written."""
         self.assemble: shards.Assemble | None = None
         """Makes the tensors of a sharded checkpoint; None: whole ones."""
+        self.stand_ins: KeepsObjects | None = None
+        """Keeps the objects of a module apart; None: a checkpoint that has any is rejected."""
         self.in_background = False
         """Whether ``save_shard`` returns while a thread still writes."""
         self._writer = ThreadPoolExecutor(1)
@@ -222,6 +235,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             # Once more without subclasses of tensors, such as those of metrics that were logged.
             checkpoint, made_plain = with_plain_tensors(checkpoint)
             what = find_unreadable(checkpoint, "checkpoint")
+        content = checkpoint
+        stand_ins: list[str] = []
+        if what and self.stand_ins:
+            checkpoint, stand_ins = self.stand_ins.take_out(checkpoint)
+            what = find_unreadable(checkpoint, "checkpoint")
         if what:
             problem = (
                 f"the checkpoint could not be read again: {what}. What a callback, the model or "
@@ -233,7 +251,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self.dry_run.problem = problem
             self.dry_run.left_out = left_out
             self.dry_run.made_plain = made_plain
-            self.dry_run.content = checkpoint
+            self.dry_run.stand_ins = stand_ins
+            self.dry_run.content = content
         elif problem:
             raise CheckpointError(f"{problem} The checkpoints before it are intact.")
         return checkpoint
@@ -247,10 +266,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint, tensors and numbers only."""
         path = Path(path)
         if self.resumes:
-            return load(path, NEEDED_TO_RESUME, self.assemble)
-        if is_of_lightning(path):
+            checkpoint = load(path, NEEDED_TO_RESUME, self.assemble)
+        elif is_of_lightning(path):
             return _read_dict(path, ("state_dict",))
-        return load(path, assemble=self.assemble)
+        else:
+            checkpoint = load(path, assemble=self.assemble)
+        return self.stand_ins.put_back(checkpoint) if self.stand_ins else checkpoint
 
 
 def load(

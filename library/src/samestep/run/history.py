@@ -120,6 +120,9 @@ class History(Logger, L.Callback):
 
     def finalize(self, status: str) -> None:
         """Write the file. Lightning calls this at the end of fit and test, and after an error."""
+        # A Trainer that has only evaluated a module has no run.
+        if not Path(self.save_dir).exists():
+            return
         try:
             self._write()
         except WriteError:

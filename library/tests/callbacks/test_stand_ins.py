@@ -1,0 +1,108 @@
+"""Objects that the module of a library saves into its checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torchmetrics import MeanMetric, MetricCollection
+
+from library.tests.kit import Net, batches, check_exact, fit
+from samestep.callbacks.stand_ins import MARK, StandIns
+from samestep.run.checkpoint import CheckpointError, load
+
+
+class Scale:
+    """Changes in each step: an encoder of a library that learns."""
+
+    def __init__(self) -> None:
+        self.seen = {"steps": 0}
+        self.factor = torch.ones(1)
+
+    def step(self) -> None:
+        self.seen["steps"] += 1
+        self.factor = self.factor * 0.9
+
+
+class OfLibrary(Net):
+    """Saves its loss, metrics and encoder as objects, as darts and pytorch-forecasting do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.criterion: Any = nn.MSELoss()
+        self.metrics: Any = MetricCollection({"mean": MeanMetric()})
+        self.scale = Scale()
+        self.where = Path("a")
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.scale.step()
+        self.metrics.update(loss.detach())
+        self.log_dict(self.metrics, on_step=False, on_epoch=True)
+        return loss * self.scale.factor.item() + self.criterion(loss, loss.detach())
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["loss_fn"] = self.criterion
+        checkpoint["specials"] = {"metrics": self.metrics, "others": [self.scale, self.where, 3]}
+
+    def on_load_checkpoint(self, checkpoint):
+        self.criterion = checkpoint["loss_fn"]
+        self.metrics = checkpoint["specials"]["metrics"]
+        self.scale, self.where, three = checkpoint["specials"]["others"]
+        assert three == 3
+
+
+class Moves(OfLibrary):
+    """An object that cannot be encoded changes."""
+
+    def on_train_batch_end(self, *args):
+        self.where = Path(str(self.global_step))
+
+
+def test_objects_of_a_module_continue_with_their_values(tmp_path: Path, capsys):
+    _, parts = check_exact(tmp_path, OfLibrary, batches, (0, 1), (1, 2), how="both")
+    assert parts[-1].module.scale.seen == {"steps": 8}
+    notes = [line for line in capsys.readouterr().out.splitlines() if "of these objects" in line]
+    names = (
+        "loss_fn (MSELoss), specials.metrics (MetricCollection), specials.others.0 (Scale), "
+        "specials.others.1 (PosixPath)"
+    )
+    assert notes and all(note.endswith(f"the program makes: {names}") for note in notes)
+
+
+def test_a_checkpoint_holds_no_object(tmp_path: Path):
+    fit(tmp_path, OfLibrary)
+    # Which reads tensors and plain values only.
+    saved = load(tmp_path / "checkpoints/last.ckpt")
+    assert saved["loss_fn"][MARK] == "torch.nn.modules.loss:MSELoss"
+    assert saved["specials"]["others"][0][MARK].endswith(":Scale")
+    trainer: Any = fit(tmp_path, OfLibrary)[0].trainer
+    given = {"dataloaders": batches(shuffle=False), "verbose": False}
+    trainer.validate(OfLibrary(), ckpt_path=str(tmp_path / "checkpoints/last.ckpt"), **given)
+
+
+def test_an_object_that_changes_and_cannot_be_kept_is_named_once(tmp_path: Path, capsys):
+    fit(tmp_path, Moves)
+    lines = capsys.readouterr().out.splitlines()
+    (note,) = [line for line in lines if "no checkpoint holds all their values" in line]
+    assert "specials.others.1." in note and "scale" not in note
+
+
+@pytest.mark.parametrize("name", ["os:system", "torch.nn.modules.loss:L1Loss"])
+def test_a_file_makes_no_object(name: str):
+    """Whatever it names: only the program's own object gets its place."""
+    stand_in = {MARK: name, "values": ("object", False, name, []), "bytes": torch.empty(0)}
+    with pytest.raises(CheckpointError, match=r"loss_fn was a \w+, and OfLibrary makes a MSELoss"):
+        StandIns(OfLibrary()).put_back({"loss_fn": stand_in})
+    with pytest.raises(CheckpointError, match=r"other was a \w+, and OfLibrary makes nothing"):
+        StandIns(OfLibrary()).put_back({"other": stand_in})
+
+
+def test_a_module_without_objects_is_not_asked_for_them():
+    class Counts(L.LightningModule):
+        def on_save_checkpoint(self, checkpoint):
+            raise AssertionError
+
+    assert StandIns(Counts()).put_back({"state_dict": {}}) == {"state_dict": {}}
