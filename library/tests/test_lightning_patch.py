@@ -99,7 +99,8 @@ def test_arguments_without_an_effect_are_named_once(tmp_path: Path, capsys, monk
     train(Path("runs"), [[], []])
     notes = [line for line in capsys.readouterr().out.splitlines() if "no effect" in line]
     assert [note.count(" (") for note in notes] == [2, 1]
-    assert "enable_checkpointing (" in notes[0] and "TorchCheckpointIO (" in notes[0]
+    assert "enable_checkpointing (" in notes[0]
+    assert "TorchCheckpointIO (" in notes[0]
     assert "default_root_dir (the run writes to run_dir, runs/2)" in notes[1]
 
 
@@ -112,7 +113,8 @@ def test_lightning_is_patched_for_a_block_only(tmp_path: Path):
     for trainer in ours:
         assert isinstance(trainer, samestep.Trainer)
         assert trainer.spec.seed == 3
-    assert isinstance(ours[1], OfLibrary) and type(ours[1]).__name__ == "OfLibrary"
+    assert isinstance(ours[1], OfLibrary)
+    assert type(ours[1]).__name__ == "OfLibrary"
     assert [trainer.spec.run_dir.name for trainer in ours] == ["1", "2"]
     assert patch.num_trainers == 2
     assert type(L.Trainer(**QUIET)) is L.Trainer
@@ -130,7 +132,8 @@ def test_a_trainer_that_only_predicts_takes_the_weights_of_its_module(tmp_path: 
     with patch_lightning(run_dir=tmp_path / "runs"):
         ours = L.Trainer(**QUIET).predict(model, batches(shuffle=False))
     theirs = L.Trainer(**QUIET).predict(model, batches(shuffle=False))
-    assert ours is not None and theirs is not None
+    assert ours is not None
+    assert theirs is not None
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     assert not (tmp_path / "runs").exists()
 

@@ -432,13 +432,34 @@ def test_a_tuner_is_one_line_and_its_remedy_continues(tmp_path: Path):
         fit(run_dir, tuned)
 
 
+def test_a_template_that_names_lightnings_folders_changes_nothing_else(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    """As the leading Hydra template: one folder for all, a saver within, the model made first."""
+    monkeypatch.setattr("samestep.arguments._noted", set())
+    model, folder = Net(), str(tmp_path / "run")
+    saver = ModelCheckpoint(folder + "/checkpoints", "epoch_{epoch:03d}", monitor="val_loss")
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = Trainer(
+        run_dir=folder, default_root_dir=folder, callbacks=[saver], min_epochs=1, max_epochs=2,
+        **quiet,
+    )  # fmt: skip
+    trainer.fit(model=model, train_dataloaders=batches(), val_dataloaders=batches(), ckpt_path=None)
+    path = Path(trainer.checkpoint_callback.best_model_path)
+    assert path.parent == tmp_path / "run/model_checkpoints"
+    given = {"dataloaders": batches(shuffle=False), "verbose": False}
+    trainer.test(model=model, ckpt_path=str(path), **given)
+    out = capsys.readouterr().out
+    assert "ModelCheckpoint saves to " in out
+    assert "no effect" not in out
+
+
 CONTRADICTIONS = {
     "Trainer(run_dir='r', overfit_batches=1)": "overfit_batches=1",
     "Trainer(run_dir='r', reload_dataloaders_every_n_epochs=1)": "reload_dataloaders_every",
     "Trainer(run_dir='r', strategy='deepspeed')": "strategy=deepspeed",
     "Trainer(run_dir='r', strategy='ddp_spawn')": "strategy=ddp_spawn",
     "Trainer(run_dir='r', callbacks=[LearningRateFinder()])": "LearningRateFinder",
-    "Trainer(run_dir='r', callbacks=ModelCheckpoint('r/checkpoints'))": "ModelCheckpoint",
     "Trainer(run_dir='r').fit(LitNet(), LitData(), ckpt_path='other.ckpt')": "ckpt_path=other",
 }
 EACH = """

@@ -31,7 +31,7 @@ class LibraryTrainer(Trainer):
 
     def _leave_alone(self) -> None:
         """Give the module the weights with which the finished run ended."""
-        super()._leave_alone()
+        Trainer._leave_alone(self)
         path = lifecycle.last_checkpoint(self.spec)
         if path is None or self._module is None:
             return
@@ -48,7 +48,7 @@ class LibraryTrainer(Trainer):
         """Lightning's rule: a module that is given is evaluated with the weights that it has."""
         if asked is None and self._is_given:
             return None
-        return super()._find_checkpoint(asked, model)
+        return Trainer._find_checkpoint(self, asked, model)
 
 
 class LightningPatch(AbstractContextManager["LightningPatch"]):

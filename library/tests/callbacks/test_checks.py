@@ -122,11 +122,20 @@ class KnowsSanityChecks(Scores):
         self.log(f"{stage}/score", 1.0)
 
 
-def test_metrics_of_the_sanity_check_are_no_candidates(tmp_path: Path):
+class NamesTheStage(Scores):
+    """As pytorch-forecasting does."""
+
+    def validation_step(self, batch, batch_idx):
+        stage = self.trainer.state.stage.value
+        self.log(f"{'val' if stage == 'validate' else stage}/score", 1.0)
+
+
+@pytest.mark.parametrize("kind", [KnowsSanityChecks, NamesTheStage])
+def test_metrics_of_the_sanity_check_are_no_candidates(tmp_path: Path, kind: type[Scores]):
     options: dict[str, Any] = {"num_sanity_val_steps": 1, "max_epochs": 1}
 
     def make() -> Scores:
-        return KnowsSanityChecks(1.0)
+        return kind(1.0)
 
     (part,) = fit(tmp_path / "right", make, monitor="val/score", **options)
     assert part.trainer.global_step == 4

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from library.tests.kit import Net, Scores, batches, check_exact, fit, on_ranks
+from samestep.callbacks.checkpoints import place_model_checkpoint
 from samestep.errors import ConfigError
 from samestep.run.checkpoint import find_valid, load
 
@@ -93,7 +94,7 @@ def test_what_another_run_of_this_name_has_left_elsewhere_is_not_replaced(tmp_pa
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"mine.ckpt", "mine-v1.ckpt"}
 
 
-def test_its_folder_is_another_one_than_that_of_the_run(tmp_path: Path):
+def test_its_folder_is_another_one_than_that_of_the_run(tmp_path: Path, capsys):
     class Brings(Net):
         def configure_callbacks(self):
             return [ModelCheckpoint(filename="mine", save_last=True)]
@@ -104,8 +105,10 @@ def test_its_folder_is_another_one_than_that_of_the_run(tmp_path: Path):
     ]  # fmt: skip
     assert part.trainer.checkpoint_callback.best_model_path.endswith("model_checkpoints/mine.ckpt")
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    with pytest.raises(ConfigError, match="the checkpoints of the run are there"):
-        fit(tmp_path / "link", callbacks=lambda: [ModelCheckpoint(tmp_path / "run/checkpoints")])
+    saver = ModelCheckpoint(tmp_path / "run/checkpoints")
+    place_model_checkpoint(saver, tmp_path / "link")
+    assert "Note: ModelCheckpoint saves to" in capsys.readouterr().out
+    assert saver.dirpath == str(tmp_path / "link/model_checkpoints")
 
 
 class SavesThere(L.Callback):

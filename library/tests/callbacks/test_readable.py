@@ -82,13 +82,16 @@ def test_what_a_checkpoint_cannot_hold_is_found_before_the_first_step(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_so_is_what_the_model_adds(tmp_path: Path):
+def test_what_the_model_adds_and_makes_again_is_no_obstacle(tmp_path: Path, capsys):
     class Adds(Net):
         def on_save_checkpoint(self, checkpoint):
             checkpoint["config"] = lambda: None
 
-    with pytest.raises(ConfigError, match="could not be read again"):
-        fit(tmp_path, Adds)
+        def on_load_checkpoint(self, checkpoint):
+            assert checkpoint["config"]() is None
+
+    fit(tmp_path, Adds, places=[(0, 1)])
+    assert "the program makes: config (function)" in capsys.readouterr().out
 
 
 def test_a_later_checkpoint_that_could_not_be_read_is_not_saved(tmp_path: Path):

@@ -69,7 +69,8 @@ def test_objects_of_a_module_continue_with_their_values(tmp_path: Path, capsys):
         "loss_fn (MSELoss), specials.metrics (MetricCollection), specials.others.0 (Scale), "
         "specials.others.1 (PosixPath)"
     )
-    assert notes and all(note.endswith(f"the program makes: {names}") for note in notes)
+    assert notes
+    assert all(note.endswith(f"the program makes: {names}") for note in notes)
 
 
 def test_a_checkpoint_holds_no_object(tmp_path: Path):
@@ -87,7 +88,8 @@ def test_an_object_that_changes_and_cannot_be_kept_is_named_once(tmp_path: Path,
     fit(tmp_path, Moves)
     lines = capsys.readouterr().out.splitlines()
     (note,) = [line for line in lines if "no checkpoint holds all their values" in line]
-    assert "specials.others.1." in note and "scale" not in note
+    assert "specials.others.1." in note
+    assert "scale" not in note
 
 
 @pytest.mark.parametrize("name", ["os:system", "torch.nn.modules.loss:L1Loss"])

@@ -40,6 +40,7 @@ from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, record, replication, shards
 from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor
 from samestep.run.files import link_file
+from samestep.run.layout import shorten
 from samestep.run.manifest import Manifest, verify
 from samestep.run.record import Record
 from samestep.run.weights import explain_loading, find_unloadable
@@ -500,18 +501,19 @@ class Checkpoints(Checkpoint):
 
 
 def place_model_checkpoint(saver: ModelCheckpoint, run_dir: Path) -> None:
-    """Give a ModelCheckpoint of the user a folder, which is not that of the run.
-
-    Raises:
-        ConfigError: if the user has chosen that folder.
-    """
-    folder = Path(saver.dirpath or run_dir / "model_checkpoints")
+    """Give a ModelCheckpoint of the user a folder, which is not that of the run."""
+    place = run_dir / "model_checkpoints"
+    folder = Path(saver.dirpath or place)
     # Resolved: Lightning has followed the links in a dirpath.
     if folder.resolve() == (run_dir / "checkpoints").resolve():
-        raise ConfigError(
-            f"callbacks: ModelCheckpoint(dirpath={saver.dirpath}): is not supported: the "
-            "checkpoints of the run are there; leave dirpath out"
-        )
+        # Where many templates save, beside what is the run's own here.
+        folder = place
+        if environment.rank() == 0:
+            print(
+                f"Note: ModelCheckpoint saves to {shorten(folder)}, because the checkpoints of "
+                "the run are in checkpoints",
+                flush=True,
+            )
     saver.dirpath = str(folder)
 
 

@@ -26,6 +26,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DistributedSampler, Subset
@@ -114,6 +115,10 @@ class MonitorCheck(L.Callback):
         # Some models log nothing in this first validation, or other metrics, which says nothing
         # about later ones. ``Checkpoints`` rejects a wrong monitor after the first epoch then.
         if not logged or vars(trainer).get("module_knows_sanity_checks"):
+            return
+        # Some name them after the stage: pytorch-forecasting's sanity_check_loss is val_loss later.
+        stage = RunningStage.SANITY_CHECKING.value
+        if any(stage in name for name in logged):
             return
         monitors = dict(self.monitors)
         for config in trainer.lr_scheduler_configs:
