@@ -19,6 +19,7 @@ from samestep.arguments import as_list
 from samestep.callbacks.stand_ins import StandIns
 from samestep.errors import ConfigError
 from samestep.lightning_names import SAME
+from samestep.ranks import environment
 from samestep.run import checkpoint, lifecycle, weights
 from samestep.trainer import Trainer
 
@@ -70,12 +71,12 @@ class LightningPatch(AbstractContextManager["LightningPatch"]):
             else:
                 self._build(trainer, *args, **given)
 
-        L.Trainer.__init__ = build  # type: ignore[method-assign]
+        L.Trainer.__init__ = build  # type: ignore[method-assign, assignment]
 
     def _build(self, trainer: L.Trainer, *args: Any, **given: Any) -> None:
         """Make a Trainer of Lightning one of ours, with the arguments of the library and ours."""
         self.num_trainers += 1
-        trainer.__class__ = kind_of(type(trainer))
+        trainer.__class__ = kind_of(type(trainer))  # type: ignore[arg-type]
         options = {**given, **self._options}
         for name in ADDED:
             options[name] = as_list(given.get(name)) + as_list(self._options.get(name))
@@ -117,7 +118,9 @@ def patch_lightning(*, run_dir: str | Path, **options: Any) -> LightningPatch:
         ConfigError: if ``pytorch_lightning`` was imported before Samestep.
     """
     check_names()
-    return LightningPatch(Path(run_dir), options)
+    # Fixed here, as a library may change the directory before it builds its Trainer.
+    place = Path(environment.expand_home(str(run_dir), "run_dir")).absolute()
+    return LightningPatch(place, options)
 
 
 def check_names() -> None:

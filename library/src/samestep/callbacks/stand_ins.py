@@ -35,7 +35,7 @@ Place = tuple[Any, ...]
 """The keys that lead to an object from the top of a checkpoint."""
 
 
-class Everything(Container[object]):
+class Everything(Container[int]):
     """Contains all ids: each object is restored in place."""
 
     def __contains__(self, item: object) -> bool:
