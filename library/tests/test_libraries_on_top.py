@@ -21,7 +21,9 @@ def test_a_library_continues_with_the_same_bits(tmp_path: Path, name: str):
 
     def train(run_dir: str, harm: str = "") -> CompletedProcess[str]:
         where = str(tmp_path / run_dir)
-        return run("-W", "ignore", "-m", "library.tests.on_top", name, where, HARM=harm)
+        return run(
+            "-W", "ignore", "-m", "library.tests.on_top", name, where, cwd=tmp_path, HARM=harm
+        )
 
     whole = train("whole")
     assert whole.returncode == 0, whole.stderr
