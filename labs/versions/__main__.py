@@ -23,6 +23,7 @@ from samestep.ranks import process
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "install.md"
+CANARIES = "library/tests/ranks", "library/tests/test_loops.py", "library/tests/node"
 CORE = (
     "library/tests/test_trainer.py", "library/tests/test_loops.py", "library/tests/callbacks",
     "library/tests/ranks", "library/tests/test_sharded.py", "library/tests/test_lightning_names.py",
@@ -37,7 +38,7 @@ STYLES = (
 )  # fmt: skip
 """Texts in the names of 20 styles, some of every kind."""
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "canaries": ("-m", "pytest", "-q", "-n", "2", "-k", "canary", "library/tests"),
+    "canaries": ("-m", "pytest", "-q", "-n", "2", "-k", "canary", *CANARIES),
     "core": ("-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *CORE),
     "styles": ("-m", "labs.foreign", "--no-table", *STYLES),
 }
