@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,22 +140,34 @@ def make_stand_ins(torch: Path) -> None:
         torch: the folder of torch's libraries, where they search first.
     """
     libraries = [*torch.glob("*.so*")]
-    symbols: set[str] = set()
-    for name in re.findall(r" UND (\w+)", read_elf("--dyn-syms", "--wide", *libraries)):
+    symbols: dict[str, set[str]] = defaultdict(set)  # by version; without one, by ""
+    undefined = read_elf("--dyn-syms", "--wide", *libraries)
+    for name, version in re.findall(r" UND (\w+)(?:@(\S+))?", undefined):
         if CUDA_SYMBOL.match(name):
-            symbols.add(name)
-    # Each has all functions, of its own version, which is what the callers name.
+            symbols[version].add(name)
+    versions_of: dict[str, set[str]] = defaultdict(set)
+    needs = read_elf("--version-info", "--wide", *libraries)
+    for library, names in re.findall(r"  File: (\S+)  Cnt: .*\n((?:.* Name: .*\n)+)", needs):
+        versions_of[library].update(re.findall(r"Name: (\S+)", names))
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", read_elf("--dynamic", *libraries))
     with tempfile.TemporaryDirectory() as folder:
-        source, versions = Path(folder, "all.c"), Path(folder, "versions")
-        functions = [f"long {name}(void) {{ return {NO_DEVICE}; }}\n" for name in sorted(symbols)]
-        source.write_text("".join(functions))
-        needed = re.findall(r"\(NEEDED\).*\[(.+)\]", read_elf("--dynamic", *libraries))
-        for name in sorted(set(needed)):
-            if not CUDA_LIBRARY.match(name) or (torch / name).exists():
+        source, script = Path(folder, "all.c"), Path(folder, "versions")
+        # Each stand-in has all functions; a caller takes the one of the version that it names.
+        for name in sorted(set().union(*symbols.values())):
+            with source.open("a") as file:
+                file.write(f"long {name}(void) {{ return {NO_DEVICE}; }}\n")
+        for library in sorted(set(needed)):
+            if not CUDA_LIBRARY.match(library) or (torch / library).exists():
                 continue
-            versions.write_text(f"{name} {{ global: *; }};")
-            options = "-shared", "-w", f"-Wl,-soname,{name},--version-script,{versions}"
-            subprocess.run(["gcc", *options, source, "-o", torch / name], check=True)
+            options = ["-shared", "-w", f"-Wl,-soname,{library}"]
+            versions = ""
+            for version in sorted(versions_of[library]):
+                names = "; ".join(sorted(symbols[version]))
+                versions += f"{version} {{ global: {names}; }};\n"
+            if versions:
+                script.write_text(versions)
+                options.append(f"-Wl,--version-script,{script}")
+            subprocess.run(["gcc", *options, source, "-o", torch / library], check=True)
 
 
 def read_elf(*args: str | Path) -> str:

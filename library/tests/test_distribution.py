@@ -203,7 +203,7 @@ def write_mnist(folder: Path) -> None:
 
 
 README = (LIBRARY / "README.md").read_text()
-SCRIPT, CLI = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+SCRIPT, CLI, *_ = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
 STEP = "    def training_step(self, batch, batch_idx):\n"
 DIES = """\
         import os  # planted by the test
