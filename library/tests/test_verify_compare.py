@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from samestep.callbacks import data_resume, divided_batches
+from samestep.callbacks import data_resume, divided_batches, loss_check
 from samestep.verify import compare, known_notes, records
 from samestep.verify.compare import FLOAT64, Difference
 from samestep.verify.known_notes import INTERRUPTED, RANKS
@@ -209,3 +209,18 @@ def test_a_note_explains_its_own_kind_of_difference_only(note: known_notes.Known
     other = RANKS if column == INTERRUPTED else INTERRUPTED
     found = known_notes.find(said, other, note.kinds[0])
     assert found is None or found[0] is not note
+
+
+def test_random_numbers_that_change_the_samples_explain_other_samples_too():
+    """Such as Kornia's transforms in ``on_after_batch_transfer``."""
+    moved, stepped = (
+        loss_check.explain(loss_check.Finding(loss_check.RANDOM, where), 2)
+        for where in (loss_check.WHILE_MOVED, " (dropout)")
+    )
+    for kind, note in (
+        ("samples", known_notes.RANDOM_TRANSFERS), ("parameter", known_notes.RANDOM_STEPS),
+    ):  # fmt: skip
+        found = known_notes.find(f"{moved}\n", RANKS, kind)
+        assert found is not None
+        assert found[0] is note
+    assert known_notes.find(f"{stepped}\n", RANKS, "samples") is None

@@ -10,7 +10,7 @@ import importlib.util
 from samestep.verify import known_notes
 from samestep.verify.known_notes import KnownNote
 
-from ..base import DRAWS, KEEPS, LOADER, LOST, NO_MEAN, NORMALIZES, STREAM, Exact, Regressor, Style
+from ..base import KEEPS, LOADER, LOST, NO_MEAN, NORMALIZES, STREAM, Exact, Regressor, Style
 from ..batches import FromObjects
 from ..loaders import STATEFUL
 
@@ -20,6 +20,10 @@ SHUFFLED = (*STATEFUL, known_notes.RANDOM_AFTER_INTERRUPTION, known_notes.LOST_B
 FORGETS = (*STREAM, known_notes.LOST_ITERATION)
 """Its shuffling counts the passes."""
 
+MIXES = (known_notes.RANDOM_TRANSFORMS,)
+"""Its collate_fn draws for a batch."""
+MOVES = (known_notes.RANDOM_TRANSFERS, known_notes.RANDOM_STEPS)
+"""It draws where the batch is moved."""
 GROWS = (known_notes.LOST_PARTS,)
 """A MetricTracker gets a metric for each validation."""
 
@@ -46,7 +50,9 @@ STYLES = [
     of("torch_geometric: graphs", "Graphs", "Geometric", LOADER),
     of("MONAI: CacheDataset, random transforms, Dice", "Monai", "Monai", LOADER + LOST),
     of("MONAI: 2 workers", "Monai", "MonaiWorkers", LOADER + LOST),
-    of("torchvision: v2 transforms, MixUp", "Classifier", "MixedUp", LOADER),
+    of("torchvision: v2 transforms, MixUp", "Classifier", "MixedUp", LOADER + MIXES),
+    of("torchvision: v2 transforms, MixUp, split_batches", "Classifier", "MixedUp", MIXES)
+    ._replace(overrides=("trainer.split_batches=true",)),
     of("Transformers: BERT, its schedule", "Bert", "Tokens"),
     of("PEFT: LoRA, adapters only", "Lora", "Tokens"),
     of("timm: model, ModelEmaV3, its schedule", "Timm", "Pictures", NORMALIZES),
@@ -60,7 +66,7 @@ STYLES = [
     of("vector-quantize-pytorch: codebook", "Quantized", "Pictures", NO_MEAN),
     of("torch-ema: an attribute", "TorchEma", Exact),
     of("ema-pytorch: a submodule", "EmaPytorch", Exact),
-    of("Kornia: augmentation after the transfer", "Augmented", "Pictures", DRAWS),
+    of("Kornia: augmentation after the transfer", "Augmented", "Pictures", MOVES),
     of("torchmetrics: RunningMean, MetricTracker", "Running", Exact, GROWS),
     of("lightning-hydra-template: its DataModule", "Template", "Divided", LOADER),
 ]  # fmt: skip

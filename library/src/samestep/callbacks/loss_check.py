@@ -80,6 +80,10 @@ def explain(finding: Finding, num_ranks: int) -> str:
     )
 
 
+WHILE_MOVED = " (in a hook that moves the batch to the device)"
+"""Where random numbers are drawn that change the samples."""
+
+
 class LossCheck(L.Callback):
     """Names what would make the steps on several ranks differ from those on one.
 
@@ -126,7 +130,7 @@ class LossCheck(L.Callback):
         is_augmented = draws_while_moved(trainer, batch_idx)
         own = self._find(trainer, pl_module, batch, lengths, batch_idx)
         if is_augmented:
-            own.append(Finding(RANDOM, " (in a hook that moves the batch to the device)"))
+            own.append(Finding(RANDOM, WHILE_MOVED))
         found: dict[str, Finding] = {}
         # All ranks look at slices of their own: more samples show more.
         for findings in process_group.gather(own):

@@ -58,6 +58,10 @@ RANDOM_STEPS = KnownNote(
     "each rank draws random numbers of its own in a training step",
     (RANKS,), WEIGHTS, "each rank draws its own random numbers",
 )  # fmt: skip
+RANDOM_TRANSFERS = KnownNote(
+    "in a hook that moves the batch to the device",
+    (RANKS,), ("samples",), "each rank draws its own random numbers",
+)  # fmt: skip
 BATCH_NORM = KnownNote(
     "each slice of a batch by itself",
     (RANKS,), WEIGHTS, "each slice is normalized by itself",
@@ -103,6 +107,7 @@ KNOWN_NOTES = (
     STATEFUL_LOADER,
     RANDOM_TRANSFORMS,
     DIVIDED,
+    RANDOM_TRANSFERS,
     LOSS,
     RANDOM_STEPS,
     BATCH_NORM,
