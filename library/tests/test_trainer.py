@@ -258,6 +258,21 @@ def test_a_second_fit_with_a_higher_limit_is_like_a_second_process(
     assert capsys.readouterr().out.count("Nothing to do") == 2
 
 
+def test_a_module_gets_the_weights_of_a_run_that_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A script goes on with its module, in every start: it saves it, or predicts."""
+    (trained,) = fit(tmp_path, AddsGroup)
+    (again,) = fit(tmp_path, AddsGroup)
+    assert "Nothing to do" in capsys.readouterr().out
+    first, last = again.module.state_dict(), trained.module.state_dict()
+    assert all(torch.equal(first[name], last[name]) for name in last)
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.unlink()
+    fit(tmp_path, AddsGroup)
+    assert "keeps its first weights and not those of the run, as its" in capsys.readouterr().out
+
+
 def test_weights_that_a_script_changes_between_two_fits_are_announced_as_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

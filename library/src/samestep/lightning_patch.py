@@ -16,11 +16,9 @@ from typing import Any
 import lightning as L
 
 from samestep.arguments import as_list
-from samestep.callbacks.stand_ins import StandIns
 from samestep.errors import ConfigError
 from samestep.lightning_names import SAME
 from samestep.ranks import environment
-from samestep.run import checkpoint, lifecycle, weights
 from samestep.trainer import Trainer
 
 ADDED = "callbacks", "plugins"
@@ -29,21 +27,6 @@ ADDED = "callbacks", "plugins"
 
 class LibraryTrainer(Trainer):
     """Our Trainer for a library, which goes on with the module that it has given to ``fit``."""
-
-    def _leave_alone(self) -> None:
-        """Give the module the weights with which the finished run ended."""
-        Trainer._leave_alone(self)
-        path = lifecycle.last_checkpoint(self.spec)
-        if path is None or self._module is None:
-            return
-        content = StandIns(self._module).put_back(checkpoint.load(Path(path)))
-        misfit = weights.find_misfit(content["state_dict"], self._module)
-        if misfit is None or not self._module.strict_loading:
-            weights.load_into(self._module, content)
-        elif self.is_global_zero:
-            print(
-                f"Note: the module does not get the weights of the finished run, because {misfit}"
-            )
 
     def _find_checkpoint(self, asked: str | None, model: L.LightningModule) -> str | None:
         """Lightning's rule: a module that is given is evaluated with the weights that it has."""

@@ -41,6 +41,7 @@ from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_stats import RunStats
 from samestep.callbacks.slice_weighting import SliceWeighting
+from samestep.callbacks.stand_ins import StandIns
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data import rank_counts
 from samestep.errors import ConfigError
@@ -58,7 +59,8 @@ from samestep.ranks import (
 )
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact_values
-from samestep.run import lifecycle, record
+from samestep.ranks.sharded import ShardedStrategy
+from samestep.run import checkpoint, lifecycle, record, weights
 from samestep.run.checkpoint import AtomicCheckpointIO, read_without_tensors
 from samestep.run.copies import KeepsCopy
 from samestep.run.history import History
@@ -427,11 +429,32 @@ class Trainer(L.Trainer):
         """Say that the run is finished, and let scripts read what they read after training."""
         self._was_finished = True
         self._read_finished_state()
+        self._give_final_weights()
         if self.is_global_zero:
             self.results = read_final_metrics(self.spec.run_dir) or {}
             place, another = shorten(self.spec.run_dir), self.spec.another_run
             print(f"Nothing to do, the run in {place} is finished; for a new one use {another}.")
             print(self.spec.summarize(self.spec.run_dir), flush=True)
+
+    def _give_final_weights(self) -> None:
+        """Give the module what the finished run has left in it: a script goes on with it."""
+        assert self._module is not None
+        self._announce_lost_weights(self._module)
+        path = lifecycle.last_checkpoint(self.spec)
+        if path is None:
+            why = "its checkpoints are gone"
+        elif isinstance(self.strategy, ShardedStrategy):
+            why = "they are sharded"
+        else:
+            content = StandIns(self._module).put_back(checkpoint.load(Path(path)))
+            misfit = weights.find_misfit(content["state_dict"], self._module)
+            if misfit is None or not self._module.strict_loading:
+                weights.load_into(self._module, content)
+                self._left = self._module, sums_of_weights(self._module)
+                return
+            why = misfit
+        if self.is_global_zero:
+            print(f"Note: the module keeps its first weights and not those of the run, as {why}")
 
     def _read_finished_state(self) -> None:
         """Give savers, early stopping and metrics the state that the run has ended with."""
