@@ -117,7 +117,8 @@ def test_an_index_can_show_the_readme(metadata: Message):
     for link in links:
         assert link.startswith("https://"), link
         if link.startswith(f"{tagged}/"):
-            assert (LIBRARY.parent / link.removeprefix(f"{tagged}/")).is_file(), link
+            path, _, _ = link.removeprefix(f"{tagged}/").partition("#")
+            assert (LIBRARY.parent / path).is_file(), link
     assert f"Changelog, {tagged}/library/CHANGELOG.md" in metadata.get_all("Project-URL")
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,16 +140,19 @@ def test_a_job_that_slurm_does_not_queue_again_trains_on(tmp_path: Path):
 
 
 # The first thing that a process without a terminal opens becomes its own.
-ON_TERMINAL = "import os\nos.close(os.open(os.ttyname(0), os.O_RDWR))\n"
+ON_TERMINAL = """
+import os, signal
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+signal.signal(signal.SIGHUP, signal.{})
+"""
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_run_whose_terminal_is_closed_saves(tmp_path: Path, devices: int):
-    """With the progress bar of Lightning, which cannot be drawn any more."""
-    (tmp_path / "script.py").write_text(ON_TERMINAL + SCRIPT)
+def close_terminal(folder: Path, disposition: str, options: dict[str, Any]) -> int:
+    """Close the terminal of a run; returns its exit code."""
+    (folder / "script.py").write_text(ON_TERMINAL.format(disposition) + SCRIPT)
     terminal, end_of_run = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "script.py", json.dumps({"devices": devices})], cwd=tmp_path,
+        [sys.executable, "script.py", json.dumps(options)], cwd=folder,
         env=environment(), stdin=end_of_run, stdout=end_of_run, stderr=end_of_run,
         start_new_session=True,
     )  # fmt: skip
@@ -157,9 +161,21 @@ def test_a_run_whose_terminal_is_closed_saves(tmp_path: Path, devices: int):
     while b"step 3" not in seen:
         seen += os.read(terminal, 4096)
     os.close(terminal)
-    assert process.wait(PATIENCE_S) == 129
+    return process.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_whose_terminal_is_closed_saves(tmp_path: Path, devices: int):
+    """With the progress bar of Lightning, which cannot be drawn any more."""
+    assert close_terminal(tmp_path, "SIG_DFL", {"devices": devices}) == 129
     assert state_of(tmp_path) == ("stopped", "SIGHUP")
     assert (tmp_path / "mine/checkpoints/last.ckpt").exists()
+
+
+def test_a_run_under_nohup_goes_on_without_its_terminal(tmp_path: Path):
+    options = {"devices": 2, "max_epochs": 2}
+    assert close_terminal(tmp_path, "SIG_IGN", options) == 0
+    assert state_of(tmp_path) == ("finished", "")
 
 
 def test_a_reader_that_goes_away_loses_the_output_and_not_the_run(tmp_path: Path):

@@ -105,6 +105,7 @@ class Checkpoints(Checkpoint):
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self._checkpoint_io: AtomicCheckpointIO  # of the strategy
+        self._stand_ins: StandIns | None = None
         self._due: list[Path] | None = None  # names of the checkpoint that is being written
         self._has_ended = False
         self._set_up_at = datetime.now(UTC)
@@ -280,7 +281,8 @@ class Checkpoints(Checkpoint):
             "savers": {saver.state_key: read_saver(saver) for saver in savers},
         }
         # Lightning calls the module last, and savers as the last callbacks.
-        self._stand_ins.keys_of_others = {*checkpoint}
+        if self._stand_ins is not None:  # an error before ``setup`` may make another callback save
+            self._stand_ins.keys_of_others = {*checkpoint}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

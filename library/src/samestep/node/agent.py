@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from samestep.node import device_option
 from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
 from samestep.node.requests import Requests
 from samestep.option_names import option, setting
-from samestep.ranks import compat, environment, heartbeat
+from samestep.ranks import environment, heartbeat
 from samestep.ranks.failure import EXIT_ERROR
 from samestep.ranks.heartbeat import HungRanks
 from samestep.ranks.secrets import redact
@@ -160,9 +161,7 @@ def launch(
     if not environment.variable("TORCH_CPP_LOG_LEVEL"):
         # Otherwise torch prints frames of C++ when a rank loses another one.
         environment.set_variable("TORCH_CPP_LOG_LEVEL", "ERROR")
-    signals = getattr(config, "signals_to_handle", None)  # torch 2.8 always handles those four
-    if signals is not None:
-        environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", signals)
+    set_signals(config)
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -184,6 +183,18 @@ def launch(
             # The store may have ended with another node; the cause is known already.
             with suppress(Exception):
                 to_close.shutdown()
+
+
+def set_signals(config: "LaunchConfig") -> None:
+    """Tell torchrun's agent which signals stop its processes; that of torch 2.8 takes no advice."""
+    signals: str | None = getattr(config, "signals_to_handle", None)
+    if signals is None:
+        return
+    names = signals.split(",")
+    # A program under nohup goes on when its terminal is closed, and so do its processes.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and "SIGHUP" in names:
+        names.remove("SIGHUP")
+    environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(names))
 
 
 def run_agents(config: "LaunchConfig", spec: "WorkerSpec", rendezvous: Rendezvous) -> Outcome:
@@ -221,6 +232,8 @@ def run_agent(
     from torch.distributed.elastic.agent.server.api import WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+    from samestep.ranks import compat  # imports torch, and `samestep run --help` needs none
 
     assert config.logs_specs is not None  # LaunchConfig has set it
     agent = LocalElasticAgent(

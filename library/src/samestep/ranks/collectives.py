@@ -65,6 +65,11 @@ def all_gather(tensor: Tensor) -> list[Tensor]:
     return gathered
 
 
+def broadcast(tensor: Tensor) -> None:
+    """Replace the values of a tensor by those of rank zero."""
+    dist.broadcast(tensor, src=0, group=group_of(tensor))
+
+
 def send(tensor: Tensor, target: int) -> None:
     """Send a tensor to one other rank, which must call ``receive``."""
     dist.send(tensor, target, group=group_of(tensor))

@@ -150,13 +150,13 @@ def without_sync_in_forward() -> dict[str, bool]:
 
 def sync_buffers(strategy: Any) -> None:
     """Give all ranks the buffers of rank zero, where DDP before torch 2.15 does not."""
-    from torch import distributed as dist
+    from samestep.ranks import collectives
 
     option = without_sync_in_forward()
     # Newer versions send them themselves. So does one that the user has told to.
     if "broadcast_buffers" in option and option.items() <= strategy._ddp_kwargs.items():
         for buffer in strategy.model.buffers():
-            dist.broadcast(buffer, src=0)
+            collectives.broadcast(buffer)
 
 
 def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
