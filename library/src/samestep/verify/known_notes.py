@@ -60,7 +60,7 @@ RANDOM_STEPS = KnownNote(
 )  # fmt: skip
 RANDOM_TRANSFERS = KnownNote(
     "in a hook that moves the batch to the device",
-    (RANKS,), ("samples",), "each rank draws its own random numbers",
+    (RANKS,), ("samples",), "each rank draws its own random numbers for samples",
 )  # fmt: skip
 BATCH_NORM = KnownNote(
     "each slice of a batch by itself",
