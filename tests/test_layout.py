@@ -60,6 +60,7 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 LEVELS = [
     ["option_names"],
     ["config_keys", "errors", "lightning_names", "run_spec", "tracker"],
+    ["versions"],
     ["ranks"],
     ["command_line", "losses", "metrics"],
     ["data", "run", "node"],

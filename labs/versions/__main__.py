@@ -23,7 +23,12 @@ from samestep.ranks import process
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "install.md"
-CANARIES = "library/tests/ranks", "library/tests/test_loops.py", "library/tests/node"
+CANARIES = (
+    "library/tests/test_versions.py",
+    "library/tests/ranks",
+    "library/tests/test_loops.py",
+    "library/tests/node",
+)
 CORE = (
     "library/tests/test_trainer.py", "library/tests/test_loops.py", "library/tests/callbacks",
     "library/tests/ranks", "library/tests/test_sharded.py", "library/tests/test_lightning_names.py",

@@ -1,13 +1,13 @@
 """Samestep: the same steps on any number of ranks, before and after any interruption.
 
 Read ``trainer`` first: what happens from ``fit`` to the end. Then ``loops``: what happens between
-two steps. Then ``lightning_names``, ``errors``, ``metrics``, ``config_keys``, ``option_names``,
-``run_spec``, ``ranks``, ``losses``, ``command_line``, ``data``, ``run``, ``node``, ``tracker``,
-``loggers``, ``callbacks``, ``arguments``, ``fit_checks``, ``lightning_patch`` and ``verify``, which
-need no Hydra; then ``hydra``, which makes the arguments of the Trainer from configuration files,
-``doctor``, ``report``, ``launch``, ``sweep``, ``loading`` (model and data of a run), ``evaluate``,
-``predict``, ``export`` with ``model_files`` and ``model_card``, ``script`` and ``cli``. Each folder
-opens with what it promises.
+two steps. Then ``lightning_names``, ``errors``, ``versions``, ``metrics``, ``config_keys``,
+``option_names``, ``run_spec``, ``ranks``, ``losses``, ``command_line``, ``data``, ``run``,
+``node``, ``tracker``, ``loggers``, ``callbacks``, ``arguments``, ``fit_checks``,
+``lightning_patch`` and ``verify``, which need no Hydra; then ``hydra``, which makes the arguments
+of the Trainer from configuration files, ``doctor``, ``report``, ``launch``, ``sweep``, ``loading``
+(model and data of a run), ``evaluate``, ``predict``, ``export`` with ``model_files`` and
+``model_card``, ``script`` and ``cli``. Each folder opens with what it promises.
 """
 
 import sys
@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from samestep import lightning_names
+from samestep import lightning_names, versions
 
 # First of all: on Windows most modules here would fail at an import of their own, each at another.
 if find_spec("fcntl") is None:
@@ -53,4 +53,11 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: help and errors need no torch."""
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(MODULES[name]), name)
+    try:
+        module = import_module(MODULES[name])
+    except ImportError as error:
+        why = versions.explain_import(error)
+        if why is None:
+            raise
+        raise ImportError(f"samestep: {why}") from error
+    return getattr(module, name)
