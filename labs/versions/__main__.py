@@ -1,15 +1,16 @@
 """Tries the library beside older versions of torch, Lightning and Python.
 
 python -m labs.versions                  # all environments, into the table of docs/install.md
-python -m labs.versions torch2.8         # those with one of these texts in their names; no table
+python -m labs.versions torch2.8         # those with one of these texts in their names
 python -m labs.versions --make           # only install them
-python -m labs.versions --only canaries  # one part: canaries, core or styles; no table
+python -m labs.versions --only canaries  # one part: canaries, core or styles
 
-Each environment gets the canaries, the tests of the core and 20 styles of other people's code. It
-takes some ten minutes, after as many for its installation. uv finds the interpreters on the PATH,
-or downloads them; a C compiler makes the stand-ins for CUDA.
+Each environment gets the canaries, the tests of the core and 20 styles of other people's code. The
+results are kept in build/versions, so that the table has those of earlier calls too. uv finds the
+interpreters on the PATH, or downloads them; a C compiler makes the stand-ins for CUDA.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -22,18 +23,25 @@ from labs.versions.environments import ENVIRONMENTS, FOLDER, Environment, make
 from samestep.ranks import process
 from tests.conftest import ROOT
 
+Results = dict[str, dict[str, tuple[str, float]]]
+"""What each part of an environment has counted, and in how many seconds."""
+
+RESULTS = FOLDER / "results.json"
 PAGE = ROOT / "docs" / "install.md"
 CANARIES = (
-    "library/tests/test_versions.py",
-    "library/tests/ranks",
-    "library/tests/test_loops.py",
+    "library/tests/test_versions.py", "library/tests/test_loops.py", "library/tests/ranks",
     "library/tests/node",
-)
-CORE = (
-    "library/tests/test_trainer.py", "library/tests/test_loops.py", "library/tests/callbacks",
-    "library/tests/ranks", "library/tests/test_sharded.py", "library/tests/test_lightning_names.py",
 )  # fmt: skip
-"""The tests of what makes a run the same, without the report, launching and the template."""
+CORE = (
+    "library/tests/test_trainer.py", "library/tests/test_loops.py", "library/tests/test_sharded.py",
+    "library/tests/callbacks/test_continuing.py", "library/tests/callbacks/test_two_ranks.py",
+    "library/tests/callbacks/test_model_checkpoint.py", "library/tests/ranks/test_strategies.py",
+    "library/tests/callbacks/test_rank_state.py", "library/tests/callbacks/test_attributes.py",
+    "library/tests/callbacks/test_best_checkpoint.py", "library/tests/ranks/test_compat.py",
+    "library/tests/ranks/test_signals_of_runs.py", "library/tests/node/test_agent.py",
+    "library/tests/test_lightning_names.py",
+)  # fmt: skip
+"""Tests of what makes a run the same, without the report, launching and the template."""
 STYLES = (
     "GAN: manual", "two optimizers that alternate", "LBFGS", "closure called twice",
     "gradient_clip_val", "ReduceLROnPlateau by epoch", "OneCycleLR", "EarlyStopping",
@@ -56,25 +64,26 @@ def main() -> None:
     parser.add_argument("--make", action="store_true", help="only install the environments")
     parser.add_argument("--only", choices=PARTS, help="one part")
     args = parser.parse_args()
-    chosen = [found for found in ENVIRONMENTS if is_chosen(found.name, args.names)]
     parts = [args.only] if args.only else [*PARTS]
-    rows: list[str] = []
+    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     has_failed = False
-    for environment in chosen:
+    for environment in ENVIRONMENTS:
+        if not is_chosen(environment.name, args.names):
+            continue
         make(environment)
         print(environment.name, flush=True)
         if args.make:
             continue
-        results: list[str] = []
-        started = time.monotonic()
         for part in parts:
+            started = time.monotonic()
             code, result = run(environment, part)
             has_failed = has_failed or code != 0
-            results.append(result)
-            print(f"    {part}: {result}, exit code {code}", flush=True)
-        rows.append(row_of(environment, results, time.monotonic() - started))
-    if not (args.names or args.make or args.only):
-        pages.write_table(PAGE, render(rows))
+            seconds = time.monotonic() - started
+            print(f"    {part}: {result}, exit code {code}, {seconds:.0f} s", flush=True)
+            results.setdefault(environment.name, {})[part] = result, seconds
+            RESULTS.write_text(json.dumps(results, indent=1))
+    if not args.make:
+        pages.write_table(PAGE, render(results))
     sys.exit(has_failed)
 
 
@@ -94,17 +103,20 @@ def counts_of(line: str) -> str:
     return re.sub(r"( in|;) [\d.]+ ?s.*", "", line.strip("= "))
 
 
-def row_of(environment: Environment, results: list[str], seconds: float) -> str:
-    """A row of the table."""
-    lowest = ", the rest as low as allowed" if environment.is_lowest else ""
-    cells = environment.torch, environment.lightning + lowest, environment.python, *results
-    return f"| {' | '.join(cells)} | {seconds / 60:.0f} min |"
-
-
-def render(rows: list[str]) -> str:
-    """The table of the page."""
-    headings = "torch", "Lightning", "Python", *PARTS, "time"
-    return "\n".join([f"| {' | '.join(headings)} |", "|---" * len(headings) + "|", *rows, ""])
+def render(results: Results) -> str:
+    """The table of the page; what was not run yet has a dash."""
+    headings = "torch", "Lightning", "Python", *PARTS, "minutes"
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    for environment in ENVIRONMENTS:
+        found = results.get(environment.name, {})
+        lowest = ", the rest as low as allowed" if environment.is_lowest else ""
+        cells = [environment.torch, environment.lightning + lowest, environment.python]
+        for part in PARTS:
+            result, _ = found.get(part, ("-", 0.0))
+            cells.append(result)
+        minutes = sum(seconds for _, seconds in found.values()) / 60
+        lines.append(f"| {' | '.join(cells)} | {minutes:.0f} |")
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":
