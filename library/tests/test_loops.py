@@ -266,6 +266,12 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else type(value).__name__
 
 
+has_short_form = pytest.mark.skipif(
+    not loops.knows_lightnings_step(), reason="every step is Lightning's own"
+)
+
+
+@has_short_form
 @pytest.mark.parametrize("name", [*ORDINARY, *OTHERS])
 def test_a_run_is_the_same_by_lightnings_own_loop(name: str):
     kind, options = (ORDINARY | OTHERS)[name]
@@ -277,6 +283,7 @@ def test_a_run_is_the_same_by_lightnings_own_loop(name: str):
     assert (num_ordinary > 0) is (name in ORDINARY)
 
 
+@has_short_form
 def test_an_optimizer_must_call_its_closure():
     class Idle(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:

@@ -35,7 +35,7 @@ from library.tests.kit import (
 from samestep import Trainer
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
-from samestep.ranks import environment, strategies
+from samestep.ranks import collectives, environment, strategies
 from samestep.ranks.sharded import blocks_of
 from samestep.run import checkpoint, lifecycle, manifest, shards
 from samestep.run.checkpoint import (
@@ -203,6 +203,11 @@ def on_two_ranks(folder: str) -> None:
     for model, callbacks, message in wrong:
         with pytest.raises(ConfigError, match=message):
             fit(root / "wrong", model, data, callbacks=callbacks, **SHARDED)
+    with (
+        mock.patch.object(collectives, "averages_on_cpu", return_value=False),
+        pytest.raises(ConfigError, match=r"does not average the gradients on CPUs; use .*ddp"),
+    ):
+        fit(root / "wrong", Plain, data, **SHARDED)
 
 
 def on_slow_disks(folder: str) -> None:
@@ -238,6 +243,13 @@ def on_three_ranks(folder: str) -> None:
     move(Path(folder), 4)
 
 
+averages = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11),
+    reason="older versions do not average gradients on CPUs, and are rejected",
+)
+
+
+@averages
 def test_sharded_runs(tmp_path: Path):
     """A run moves from 1 rank to 2, loses its last save, and goes on with 3, and then with 1."""
     folder = tmp_path / "moves/checkpoints"
@@ -292,6 +304,7 @@ def test_sharded_runs(tmp_path: Path):
                 assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-4), name
 
 
+@averages
 def test_training_goes_on_while_shards_are_written(tmp_path: Path):
     """A save of step 5 lasts until step 8; then it holds what it should, or ends the run."""
     done = on_ranks(on_slow_disks, str(tmp_path))

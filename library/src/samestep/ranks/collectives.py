@@ -65,6 +65,19 @@ def all_gather(tensor: Tensor) -> list[Tensor]:
     return gathered
 
 
+def averages_on_cpu() -> bool:
+    """Whether gloo averages gradients over parts, as FSDP asks it to; all ranks must call this.
+
+    That of torch 2.8 adds them up instead, without a word, and that of torch 2.6 does neither.
+    """
+    mean, ones = torch.zeros(1), torch.ones(num_ranks())
+    try:
+        dist.reduce_scatter_tensor(mean, ones, dist.ReduceOp.AVG, group=cpu_group())
+    except (RuntimeError, ValueError):
+        return False
+    return mean.item() == 1
+
+
 def broadcast(tensor: Tensor) -> None:
     """Replace the values of a tensor by those of rank zero."""
     dist.broadcast(tensor, src=0, group=group_of(tensor))

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from samestep.errors import ConfigError
 from samestep.option_names import setting
-from samestep.ranks import environment
+from samestep.ranks import collectives, environment
 
 LISTS = (nn.ModuleList, nn.Sequential)  # their items are blocks of a model
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -49,6 +49,11 @@ class ShardedStrategy(ModelParallelStrategy):
     def setup_environment(self) -> None:
         """Meet the other ranks, and let Lightning shard the module where it configures it."""
         super().setup_environment()
+        if self.root_device.type == "cpu" and not collectives.averages_on_cpu():
+            raise ConfigError(
+                f"{setting('strategy', 'fsdp')}: torch {torch.__version__} does not average the "
+                f"gradients on CPUs; use {setting('strategy', 'ddp')}, a newer torch, or GPUs"
+            )
         module: Any = self.lightning_module
         checkpoint_io: Any = self.checkpoint_io
         # Any number of ranks may have written the checkpoint. It is read part by part, because the
