@@ -7,7 +7,6 @@ from typing import Any
 import lightning as L
 import pytest
 from lightning.pytorch import callbacks
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 LOCK = Path(__file__).parents[2] / "requirements-dev.lock"
 needs_averaging = pytest.mark.skipif(
@@ -19,13 +18,6 @@ needs_locked_lightning = pytest.mark.skipif(
 
 Sources = list[tuple[Any, list[str]]]
 """Functions, classes or modules, each with texts that stand in its source in this order."""
-
-NOT_YET = (
-    {"talks to other ranks in its handler", "broadcasts every step"}
-    if not hasattr(_TrainingEpochLoop, "_broadcast_sigterm_tensor")
-    else set()
-)
-"""What Lightning 2.5.0 does not do yet, so that what we change there changes nothing."""
 
 
 def check_sources(sources: Sources) -> None:

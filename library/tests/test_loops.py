@@ -32,7 +32,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from library.tests.canaries import NOT_YET, Sources, check_sources, needs_locked_lightning
+from library.tests.canaries import Sources, check_sources, needs_locked_lightning
 from library.tests.kit import Net, check_exact, check_same, fit
 from samestep import BatchLoader, loops
 
@@ -332,8 +332,6 @@ CANARIES: dict[str, Sources] = {
 
 @pytest.mark.parametrize("what", CANARIES)
 def test_canary_lightning_still(what: str):
-    if what in NOT_YET:
-        pytest.skip("Lightning 2.5.0 does not do so yet")
     check_sources(CANARIES[what])
 
 

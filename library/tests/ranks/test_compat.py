@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
 
-from library.tests.canaries import NOT_YET, Sources, check_sources
+from library.tests.canaries import Sources, check_sources
 from library.tests.kit import Net, batches, fit, flat, on_ranks
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.ranks import compat, epoch_logs, process_group
@@ -78,8 +78,6 @@ CANARIES: dict[str, Sources] = {
 
 @pytest.mark.parametrize("what", CANARIES)
 def test_canary_lightning_still(what: str):
-    if what in NOT_YET:
-        pytest.skip("Lightning 2.5.0 does not do so yet")
     check_sources(CANARIES[what])
 
 

@@ -171,7 +171,6 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
     Lightning-AI/pytorch-lightning issue 20340.
     """
     from lightning.pytorch.strategies import DDPStrategy
-    from torch.nn.parallel import DistributedDataParallel
 
     strategy: Any = trainer.strategy
     if DDPStrategy not in type(strategy).__mro__:
@@ -195,10 +194,8 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
             strategy.model._remove_autograd_hooks()
             strategy.model = strategy.lightning_module
             options = strategy._ddp_kwargs
-            # The ranks have equal weights already; their buffers differ within an epoch. Before
-            # torch 2.8 there is no such option, and the buffers are left out by the other one.
-            if takes(DistributedDataParallel.__init__, "init_sync"):
-                strategy._ddp_kwargs = {**options, "init_sync": False}
+            # The ranks have equal weights already; their buffers differ within an epoch.
+            strategy._ddp_kwargs = {**options, "init_sync": False}
             note_and_configure()
             strategy._ddp_kwargs = options
         return step(*args, **named)
@@ -593,20 +590,18 @@ def before_monitoring(agent: "LocalElasticAgent", hook: "Callable[[WorkerGroup],
 def end_processes_within(agent: "LocalElasticAgent", seconds: int) -> None:
     """Let torchrun's agent kill its processes so many seconds after a signal, and no sooner.
 
-    Before torch 2.15 these are 30 seconds, in which a run may not be able to save. torch 2.6 also
-    closes the rendezvous then, at which the other nodes shall meet again.
+    Before torch 2.15 these are 30 seconds, in which a run may not be able to save.
     """
     shut_down: Callable[..., None] = agent._shutdown
     if takes(shut_down, "timeout"):
         agent._shutdown_timeout = seconds
         return
-    stays_open = {"is_restart": True} if takes(shut_down, "is_restart") else {}
 
-    def shut_down_in_time(death_sig: signal.Signals = signal.SIGTERM, **_: Any) -> None:
+    def shut_down_in_time(death_sig: signal.Signals = signal.SIGTERM) -> None:
         processes: Any = agent._pcontext
         if processes is not None:
             processes.close = partial(type(processes).close, processes, timeout=seconds)
-        shut_down(death_sig, **stays_open)
+        shut_down(death_sig)
 
     agent._shutdown = shut_down_in_time  # type: ignore[assignment, method-assign]
 
