@@ -27,7 +27,7 @@ from samestep.callbacks.loader_state import (
     private_names,
     saved_state,
 )
-from samestep.callbacks.notes import join_names, print_note
+from samestep.callbacks.notes import join_names, note_rank_zero_counts, print_note
 from samestep.callbacks.state_codec import (
     LIBRARIES,
     NO_STORAGE,
@@ -272,12 +272,7 @@ class Attributes(L.Callback):
             " that cannot be restored in this program. The run continues with their first values",
         )
         if not is_same_number:
-            name_in_note(
-                trainer,
-                f"{len(ranks)} ranks had different values of ",
-                [*unequal],
-                f". All {trainer.world_size} ranks continue with the values of rank zero",
-            )
+            note_rank_zero_counts(trainer, [*unequal], len(ranks))
 
     def _name_lost(self, names: set[str], trainer: L.Trainer) -> None:
         new = sorted(names.difference(self.lost))

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric, MetricCollection
 
-from samestep.callbacks.notes import join_names, print_note
+from samestep.callbacks.notes import note_rank_zero_counts
 from samestep.data.loaders import weights_of_ranks
 from samestep.metrics import EpochMean
 from samestep.ranks import epoch_logs, process_group
@@ -130,14 +130,9 @@ class RankState(L.Callback):
                 buffer.copy_(mean_of(weighted))
             else:
                 replace_buffer(pl_module, name, saved[0])
-        if unequal:
-            prefix = class_of(pl_module).__name__
-            names = join_names([f"{prefix}.{name}" for name in sorted(unequal)])
-            print_note(
-                trainer,
-                f"Note: {len(states)} ranks had different values of {names}. All "
-                f"{trainer.world_size} ranks continue with the values of rank zero",
-            )
+        prefix = class_of(pl_module).__name__
+        names = [f"{prefix}.{name}" for name in sorted(unequal)]
+        note_rank_zero_counts(trainer, names, len(states))
 
     def _restore_gradients(self, pl_module: L.LightningModule, states: list[State]) -> None:
         for name, parameter in pl_module.named_parameters():

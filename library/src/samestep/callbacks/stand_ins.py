@@ -9,7 +9,7 @@ import hashlib
 import logging
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from typing import Any
 
 import lightning as L
@@ -79,7 +79,7 @@ class StandIns:
         Raises:
             CheckpointError: if this program does not make such an object.
         """
-        keys = [key for key, value in checkpoint.items() if any(stand_ins_in(value))]
+        keys = [key for key, value in checkpoint.items() if has_stand_in(value)]
         if not keys:
             return checkpoint
         own: dict[str, Any] = {
@@ -180,16 +180,13 @@ def is_stand_in(value: Any) -> bool:
     return type(value) is dict and MARK in value
 
 
-def stand_ins_in(value: Any) -> Iterator[bool]:
-    """True for each stand-in within a value."""
+def has_stand_in(value: Any) -> bool:
+    """Whether there is a stand-in within a value."""
     if is_stand_in(value):
-        yield True
-    elif type(value) in (dict, OrderedDict):
-        for item in value.values():
-            yield from stand_ins_in(item)
-    elif type(value) in (list, tuple):
-        for item in value:
-            yield from stand_ins_in(item)
+        return True
+    if type(value) in (dict, OrderedDict):
+        return any(map(has_stand_in, value.values()))
+    return type(value) in (list, tuple) and any(map(has_stand_in, value))
 
 
 def is_whole(encoded: Any) -> bool:
