@@ -69,7 +69,7 @@ def test_check_asks_for_a_claim_only_if_there_is_none(cluster: Cluster) -> None:
     assert "the claim project exists, and stays as it is" in there.stdout
     wrong = ["cluster.volume=other", "cluster.storage_class=A B"]
     missing = cluster.samestep("launch", *words, *wrong, RUN_ID="mine")
-    assert missing.returncode == 1
+    assert missing.returncode == 2
     assert "storageClassName" in missing.stderr
     assert cluster.samestep("launch", *words, wrong[0], RUN_ID="mine").returncode == 0
     assert len(cluster.get("persistentvolumeclaims")) == 1

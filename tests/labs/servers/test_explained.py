@@ -3,29 +3,13 @@
 import re
 
 import pytest
+import yaml
 
 from tests.labs.servers.conftest import Cluster, documents_of, plant, until
 
 OF_JOBSET = "spec.replicatedJobs.0.template.spec"
 TRAINER = "spec.template.spec.containers.0"  # of a Job
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
-
-
-def test_check_says_what_the_server_would_refuse(cluster: Cluster) -> None:
-    for target, word, said in (
-        ("k8s", "cluster.namespace=nowhere", "there is no namespace nowhere"),
-        ("elasticjob", "seed=1", "does not know ElasticJob"),
-        ("k8s", "cluster.volume=other", "other: there is no such claim"),
-        ("k8s", "cluster.node_selector={a b: c}", "nodeSelector"),
-    ):
-        done = cluster.samestep("launch", "--check", *cluster.words(target), word, RUN_ID="mine")
-        assert done.returncode == 1, done.stdout
-        assert said in done.stderr
-        assert len(done.stderr.splitlines()) == 1
-    good = cluster.samestep("launch", "--check", *cluster.words("k8s"), RUN_ID="mine")
-    assert (good.returncode, good.stderr) == (0, "")
-    assert "the cluster would accept it" in good.stdout
-    assert not cluster.left()
 
 
 def test_warnings_of_the_server_are_shown(cluster: Cluster) -> None:
@@ -90,13 +74,6 @@ def test_a_job_that_a_controller_may_not_create_is_explained(cluster: Cluster) -
     assert cluster.samestep("cancel", "mine", *words).returncode == 0
 
 
-def test_a_user_without_rights_is_told_so(cluster: Cluster) -> None:
-    there = {"RUN_ID": "mine", "KUBECONFIG": cluster.kubeconfig_of("guest")}
-    done = cluster.samestep("launch", *cluster.words("k8s"), **there)
-    assert done.returncode == 1
-    assert "guest may not" in done.stderr
-
-
 def test_a_cluster_that_does_not_answer_is_said_to_be_one(cluster: Cluster) -> None:
     closed = cluster.kubeconfig_of(server="https://127.0.0.1:1")
     there = {"RUN_ID": "mine", "KUBECONFIG": closed}
@@ -106,3 +83,17 @@ def test_a_cluster_that_does_not_answer_is_said_to_be_one(cluster: Cluster) -> N
     checked = cluster.samestep("launch", "--check", *cluster.words("k8s"), **there)
     assert checked.returncode == 0
     assert "no cluster was checked" in checked.stdout
+
+
+def test_a_wrong_login_is_an_error_of_check_too(cluster: Cluster) -> None:
+    of_nobody = cluster.kubeconfig_of("of-nobody")
+    wrong_context = cluster.folder / "wrong-context"
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    wrong_context.write_text(yaml.safe_dump(config | {"current-context": "elsewhere"}))
+    for place, said in ((of_nobody, "not accept your login"), (wrong_context, "elsewhere")):
+        for flags in (["--check"], []):
+            there = {"RUN_ID": "mine", "KUBECONFIG": str(place)}
+            done = cluster.samestep("launch", *flags, *cluster.words("k8s"), **there)
+            assert done.returncode == 1, done.stdout
+            assert said in done.stderr
+            assert len(done.stderr.splitlines()) == 1

@@ -61,7 +61,7 @@ def test_a_run_of_the_launcher_is_one_for_the_sdk(cluster: Cluster) -> None:
         assert node.endpoint == "mine-node-0-0.mine:29500"
     before = cluster.get("trainjobs", "mine")
     again = cluster.launch("kubeflow", "mine")
-    assert "trainjob.trainer.kubeflow.org/mine unchanged" in again.stdout, again.stderr
+    assert "mine: was launched by " in again.stdout, again.stderr
     assert cluster.get("trainjobs", "mine")["spec"] == before["spec"]
 
     client = make_client(cluster)
@@ -98,9 +98,10 @@ def test_what_the_cluster_refuses_is_said_in_one_line(cluster: Cluster) -> None:
     cluster.allow_guest(*rules)
     words, place = cluster.words("kubeflow"), cluster.kubeconfig_of("guest")
     done = cluster.samestep("launch", *words, RUN_ID="mine", KUBECONFIG=place)
-    assert done.returncode == 1, done.stdout
+    assert done.returncode == 2, done.stdout
     assert "guest may not create trainjobs here" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert not cluster.left()
 
 
 def test_the_notebook_of_the_guide_runs_to_its_end(cluster: Cluster) -> None:

@@ -33,6 +33,22 @@ def test_the_namespace_is_given_to_kubectl_only_if_there_is_one():
     assert kubectl.build_command(with_one, "get", "pods") == ["kubectl", "-n", "ml", "get", "pods"]
 
 
+@pytest.mark.parametrize(
+    ("stderr", "kind"),
+    [
+        ("error: current-context is not set", kubectl.NoAnswerError),
+        ("dial tcp 10.0.0.1:6443: connect: connection refused", kubectl.NoAnswerError),
+        ('error: context "x" does not exist', RunError),
+        ("error: You must be logged in to the server (Unauthorized)", RunError),
+        ("Error from server (AlreadyExists): a exists", kubectl.AlreadyExistsError),
+        ("Error from server (AlreadyExists): a\nError from server (Forbidden): b", RunError),
+    ],
+)  # fmt: skip
+def test_the_kind_of_an_error_says_what_to_do_about_it(stderr, kind):
+    """Without a cluster --check ends with 0; with a wrong login it does not."""
+    assert type(kubectl.build_error(stderr)) is kind
+
+
 def test_a_kubectl_that_hangs_is_ended(tmp_path, monkeypatch):
     (tmp_path / "kubectl").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "kubectl").chmod(0o755)

@@ -16,7 +16,7 @@ from library.tests import pods
 from library.tests.programs import PATIENCE_S
 from samestep.hydra.compose import check
 from samestep.launch import render
-from samestep.launch.kubernetes import find_pod_template
+from samestep.launch.dry_run import find_pod_template
 from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics
 from tests.printed_commands import Command, find_commands
 

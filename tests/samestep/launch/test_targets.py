@@ -104,10 +104,11 @@ def test_a_target_becomes_what_its_golden_file_says(name):
 
 @pytest.mark.parametrize("name", [name for name in MANIFESTS if name != "k8s"])
 def test_every_target_has_the_same_pod(name):
-    """Less the container's name, and what tells it of the other nodes."""
+    """Less the container's name, the target's, and what tells it of the other nodes."""
     cpu = ["trainer.accelerator=cpu"] if name.endswith("-cpu") else []
     ours, theirs = pod(name), pod("k8s", *cpu)
     for one in (ours, theirs):
+        del one["metadata"]["labels"]["samestep/target"]
         (container,) = one["spec"]["containers"]
         for key in ("name", "args"):
             container.pop(key)
@@ -149,18 +150,21 @@ def test_everything_of_a_run_has_its_name_and_label(name):
     if name != "elasticjob":  # runs wait in a queue in tests/labs/servers/test_queue.py
         words += ["cluster.queue=team-a", "cluster.queue_priority=high"]
     documents = rendered(name, *words)
+    identity = {"samestep/run": "cifar", "samestep/project": "project", "samestep/target": name}
     for item in documents:
+        assert identity.items() <= item["metadata"]["labels"].items()
         assert item["metadata"]["name"].startswith("cifar")
         assert item["metadata"]["namespace"] == "ml"
         assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "cifar"
     trains = pod_of(documents, name)
+    assert identity.items() <= trains["metadata"]["labels"].items()
     assert trains["metadata"]["labels"]["app.kubernetes.io/instance"] == "cifar"
     assert trains["spec"]["priorityClassName"] == "urgent"
     by_kind = {item["kind"]: item for item in documents}
     policy = by_kind["NetworkPolicy"]["spec"]
     (rule,) = policy["ingress"]
     assert rule["from"] == [{"podSelector": policy["podSelector"]}]
-    assert policy["podSelector"]["matchLabels"] == {"app.kubernetes.io/instance": "cifar"}
+    assert policy["podSelector"]["matchLabels"] == identity
     if name == "elastic":  # a run without its etcd is lost
         etcd = by_kind["Deployment"]["spec"]["template"]["spec"]
         assert etcd["priorityClassName"] == "urgent"

@@ -13,8 +13,15 @@ MAKE_CLAIM = (
     "make it by samestep launch --data cluster=k8s cluster.volume_size=SIZE, or name another by "
     "cluster.volume"
 )
-NO_CLUSTER = {  # pattern of an error of kubectl: cause and remedy
-    r"context .* does not exist|current-context is not set|no configuration has|localhost:8080":
+NO_LOGIN = {  # pattern of an error of kubectl: cause and remedy
+    r"context \"?(.*?)\"? does not exist":
+        "kubectl has no context {0}: choose one by kubectl config use-context, or set KUBECONFIG",
+    r"must be logged in|Unauthorized|getting credentials":
+        "the cluster does not accept your login: log in again; kubectl config current-context says "
+        "where",
+}  # fmt: skip
+NO_CLUSTER = {  # the same, of errors in which no cluster was asked
+    r"current-context is not set|no configuration has|localhost:8080":
         "kubectl knows no cluster: choose one by kubectl config use-context, or set KUBECONFIG",
     r"was refused|connection refused|no such host|[Tt]imeout|deadline exceeded|is unreachable|EOF":
         "the cluster does not answer: check that it runs, network and VPN, and kubectl config "
@@ -37,6 +44,8 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
     r"field is immutable":
         "it is in the cluster already, with other values: cancel it first (samestep cancel), or "
         "choose another RUN_ID",
+    r"no PriorityClass with name (\S+) was found":
+        "there is no PriorityClass {0}: have it created, or name another by cluster.priority_class",
     r"SchedulingGated":
         "it waits for its turn in the queue",
     r"Insufficient (\S+/gpu)":
@@ -70,7 +79,18 @@ USUAL_WAITS = ("ContainerCreating", "PodInitializing")
 
 def explain_error(stderr: str) -> str:
     """Explain an error of kubectl in one line; an unknown error by its last line."""
-    return explain(stderr, CAUSES | NO_CLUSTER)
+    return explain(stderr, CAUSES | NO_LOGIN | NO_CLUSTER)
+
+
+def has_no_answer(stderr: str) -> bool:
+    """Whether an error of kubectl means that no cluster was asked, or that none answers."""
+    return explain_error(stderr) in NO_CLUSTER.values()
+
+
+def has_no_login(stderr: str) -> bool:
+    """Whether an error of kubectl means that the cluster does not know the user."""
+    sentences = {explain(stderr, {pattern: text}) for pattern, text in NO_LOGIN.items()}
+    return explain_error(stderr) in sentences
 
 
 def explain(text: str, causes: Mapping[str, str] = CAUSES) -> str:

@@ -60,14 +60,13 @@ class Stream:
 
 def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Print the logs of all pods, also of pods that start later, until the run ends."""
-    name = kubectl.build_resource_name(kubectl.find_owner(manifests))
     stdout = os.fstat(sys.stdout.fileno())
     streams: dict[str, Stream] = {}
     printed: set[str] = set()
     warnings: list[Manifest] = []
     try:
         # In this order: no pod can start between the end of the run and the list of its pods.
-        answers = poll(lambda: (kubectl.get(cfg, name), kubectl.get_pods(cfg)))
+        answers = poll(lambda: (kubectl.get_run(cfg, manifests), kubectl.get_pods(cfg, manifests)))
         for number, (run, pods) in enumerate(answers):
             follow_containers(cfg, pods, streams)
             if not run or kubectl.find_outcome(run) is not None:
@@ -151,8 +150,8 @@ def find_started_containers(
 def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Print the state of the run, its pods, why they do not run, and their last lines."""
     manifest = kubectl.find_owner(manifests)
-    run = kubectl.get(cfg, kubectl.build_resource_name(manifest))
-    pods = kubectl.get_pods(cfg)
+    run = kubectl.get_run(cfg, manifests)
+    pods = kubectl.get_pods(cfg, manifests)
     if not run and not pods:
         raise kubectl.build_missing_error(cfg)
     print(f"{manifest['kind']} {cfg.run_id}: {describe_run(run, pods)}")
@@ -160,13 +159,13 @@ def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     for line in explain_run(cfg, run, pods, warnings):
         print(line)
     if pods:
-        print_pods(cfg)
+        print_pods(cfg, manifests)
     return 0
 
 
-def print_pods(cfg: DictConfig) -> None:
+def print_pods(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
     """Print kubectl's table of the pods, and the last line of each."""
-    selected = kubectl.select_pods(cfg)
+    selected = kubectl.select(manifests)
     print(kubectl.call(cfg, "get", "pods", selected), end="")
     options = ("--all-containers", "--prefix", "--tail=1", "--ignore-errors")
     for line in kubectl.call(cfg, "logs", selected, *options).splitlines():

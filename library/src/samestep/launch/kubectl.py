@@ -9,14 +9,28 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import render
-from samestep.launch.explain import explain, explain_error
+from samestep.launch.explain import explain, explain_error, has_no_answer, has_no_login
 from samestep.launch.render import Manifest
 
 HANGS_S = 60  # seconds after its own limit in which kubectl must end; it retries several times
 RUNS = ("Job", "JobSet", "PyTorchJob", "TrainJob", "ElasticJob")
 """Kinds of the owner object of a run: it ends when the run ends."""
+IDENTITY = "samestep/"
+"""How the labels begin that say whose an object is; k8s/pod.yaml has them."""
 OUTCOMES = {"Complete": True, "Completed": True, "Succeeded": True, "Failed": False}
 """Conditions that end a run, and whether the run succeeded."""
+
+
+class NoAnswerError(RunError):
+    """No cluster was asked: there is no kubectl, it knows no cluster, or that does not answer."""
+
+
+class LoginError(RunError):
+    """The context of kubectl does not exist, or its login is not valid."""
+
+
+class AlreadyExistsError(RunError):
+    """An object was not created because there is one of its kind and name."""
 
 
 def build_command(cfg: DictConfig, *arguments: str) -> list[str]:
@@ -28,7 +42,11 @@ def build_command(cfg: DictConfig, *arguments: str) -> list[str]:
 
 
 def call(
-    cfg: DictConfig, *arguments: str, manifests: Sequence[Manifest] = (), timeout_s: float = 30
+    cfg: DictConfig,
+    *arguments: str,
+    manifests: Sequence[Manifest] = (),
+    timeout_s: float = 30,
+    shows_warnings: bool = False,
 ) -> str:
     """Run kubectl, with the manifests as its input, and return what it prints.
 
@@ -47,48 +65,102 @@ def call(
             timeout=timeout_s + HANGS_S,
         )
     except subprocess.TimeoutExpired:
-        raise RunError(
+        raise NoAnswerError(
             f"kubectl {arguments[0]}: no answer in {timeout_s + HANGS_S:.0f} seconds; check "
             "whether kubectl waits for a login, and try again"
         ) from None
     except FileNotFoundError:
-        raise RunError(
+        raise NoAnswerError(
             "kubectl: no such command on this machine; install it from "
             "https://kubernetes.io/docs/tasks/tools"
         ) from None
     if result.returncode:
-        raise RunError(explain_error(result.stderr))
-    if arguments[0] == "apply":
+        raise build_error(result.stderr)
+    if shows_warnings:
         # Warnings of the server about fields that it ignores; it repeats them for each object.
         for line in dict.fromkeys(result.stderr.splitlines()):
             print(line, file=sys.stderr)
     return result.stdout
 
 
-def apply(cfg: DictConfig, manifests: Sequence[Manifest], *options: str) -> str:
-    """Create or change the objects of the manifests, and return what kubectl prints."""
-    return call(cfg, "apply", "--validate=strict", "--filename=-", *options, manifests=manifests)
+def build_error(stderr: str) -> RunError:
+    """Build the error for a call of kubectl that has failed."""
+    text = explain_error(stderr)
+    if has_no_answer(stderr):
+        return NoAnswerError(text)
+    if has_no_login(stderr):
+        return LoginError(text)
+    errors = [line for line in stderr.splitlines() if line.startswith("Error ")]
+    if errors and all("(AlreadyExists)" in line for line in errors):
+        return AlreadyExistsError(text)
+    return RunError(text)
 
 
-def get(cfg: DictConfig, *arguments: str) -> Manifest:
+def create(cfg: DictConfig, manifests: Sequence[Manifest]) -> str:
+    """Create the objects of the manifests, and return what kubectl prints."""
+    # Not `apply`, which would change an object that another user has created a moment before.
+    # kubectl notes what it was given, so that the next submit can tell whether it is the same.
+    options = ("--save-config", "--validate=strict", "--filename=-")
+    return call(cfg, "create", *options, manifests=manifests)
+
+
+def get(cfg: DictConfig, *arguments: str, manifests: Sequence[Manifest] = ()) -> Manifest:
     """Get an object or a list of objects; empty if there is none."""
     # Without --ignore-not-found a missing object could not be told from a cluster that is away.
-    answer = call(cfg, "get", *arguments, "--output=json", "--ignore-not-found")
+    options = ("--output=json", "--ignore-not-found")
+    answer = call(cfg, "get", *arguments, *options, manifests=manifests)
     found: Manifest = {}
     if answer.strip():
         found = json.loads(answer)
     return found
 
 
-def select_pods(cfg: DictConfig) -> str:
-    """The option that selects the pods of the run."""
-    return f"--selector=app.kubernetes.io/instance={cfg.run_id}"
+def find_identity(manifests: Sequence[Manifest]) -> dict[str, str]:
+    """Find the labels that every object of the run has, and no other object."""
+    identity = {}
+    for key, value in find_owner(manifests)["metadata"]["labels"].items():
+        if key.startswith(IDENTITY):
+            identity[key] = value
+    return identity
 
 
-def get_pods(cfg: DictConfig) -> list[Manifest]:
+def select(manifests: Sequence[Manifest]) -> str:
+    """The option that selects the objects of the run."""
+    pairs = [f"{key}={value}" for key, value in find_identity(manifests).items()]
+    return f"--selector={','.join(pairs)}"
+
+
+def has_identity(found: Manifest, manifests: Sequence[Manifest]) -> bool:
+    """Whether an object in the cluster is the run's, and not only of the same name."""
+    labels: dict[str, str] = found["metadata"].get("labels", {})
+    return find_identity(manifests).items() <= labels.items()
+
+
+def get_run(cfg: DictConfig, manifests: Sequence[Manifest]) -> Manifest:
+    """Get the owner object of the run; empty if the run is not in the cluster."""
+    run = get(cfg, build_resource_name(find_owner(manifests)))
+    if run and has_identity(run, manifests):
+        return run
+    return {}
+
+
+def get_pods(cfg: DictConfig, manifests: Sequence[Manifest]) -> list[Manifest]:
     """Get the pods of the run, sorted by name."""
-    pods: list[Manifest] = get(cfg, "pods", select_pods(cfg)).get("items", [])
+    pods: list[Manifest] = get(cfg, "pods", select(manifests)).get("items", [])
     return sorted(pods, key=lambda pod: pod["metadata"]["name"])
+
+
+def find_existing(cfg: DictConfig, manifests: Sequence[Manifest]) -> list[Manifest]:
+    """Find the objects in the cluster with the kinds and names of the manifests, whoever's."""
+    if not manifests:
+        return []
+    found = get(cfg, "--filename=-", manifests=manifests)
+    if not found:
+        return []
+    # Of several objects kubectl makes a list, of a single one not.
+    if found["kind"] == "List":
+        return list(found["items"])
+    return [found]
 
 
 def find_phases(pods: Sequence[Manifest]) -> set[str]:
@@ -110,15 +182,25 @@ def find_owner(manifests: Sequence[Manifest]) -> Manifest:
     raise AssertionError("a file of k8s/ for runs has an object of RUNS")
 
 
-def build_resource_name(manifest: Manifest) -> str:
-    """Build the resource name of a manifest's object for kubectl: ``job.v1.batch/mine``."""
+def build_kind(manifest: Manifest) -> str:
+    """Build the name of a manifest's kind for kubectl: ``job.v1.batch``."""
     group, _, version = manifest["apiVersion"].rpartition("/")
-    kind = manifest["kind"].lower()
+    kind = str(manifest["kind"]).lower()
     # Another operator may have a kind of this name, so the name says the group too. The core
     # group has no name, and kubectl takes no version without a group.
     if group:
         kind = f"{kind}.{version}.{group}"
-    return f"{kind}/{manifest['metadata']['name']}"
+    return kind
+
+
+def build_kinds(manifests: Sequence[Manifest]) -> str:
+    """Build the names of the kinds of manifests, each once."""
+    return ",".join(dict.fromkeys(map(build_kind, manifests)))
+
+
+def build_resource_name(manifest: Manifest) -> str:
+    """Build the resource name of a manifest's object for kubectl: ``job.v1.batch/mine``."""
+    return f"{build_kind(manifest)}/{manifest['metadata']['name']}"
 
 
 def find_condition(run: Manifest) -> Manifest:
@@ -183,7 +265,17 @@ def reject_missing_namespace(cfg: DictConfig) -> None:
 
 def is_missing(cfg: DictConfig, *name: str) -> bool:
     """Whether an object does not exist; False if the user may not read objects of its kind."""
+    return bool(why_missing(cfg, *name))
+
+
+def why_missing(cfg: DictConfig, kind: str, name: str) -> str:
+    """Say why there is no such object; an empty text if there is one, or the user may not look."""
     try:
-        return not get(cfg, *name)
-    except RunError:
-        return False
+        if get(cfg, kind, name):
+            return ""
+    except RunError as error:
+        # Without its controller the cluster does not know the kind.
+        if "does not know" in str(error):
+            return str(error).partition(":")[0]
+        return ""
+    return "there is no such object"

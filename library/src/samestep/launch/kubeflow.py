@@ -3,7 +3,6 @@
 import json
 import logging
 import re
-from collections.abc import Sequence
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -29,28 +28,22 @@ def is_installed() -> bool:
     return find_spec("kubeflow") is not None
 
 
-def create(cfg: DictConfig, manifests: Sequence[Manifest]) -> str:
-    """Create the TrainJob, the last manifest, by ``TrainerClient().train``; the others by kubectl.
-
-    Returns what was done, one line for each object.
-    """
+def create(cfg: DictConfig, job: Manifest) -> str:
+    """Create the TrainJob by ``TrainerClient().train``; return what was done in one line."""
     from kubeflow.common.types import KubernetesBackendConfig
     from kubeflow.trainer import CustomTrainerContainer, TrainerClient
     from kubeflow.trainer.options import Annotations, Labels, Name, TrainerArgs
     from kubernetes.client import ApiException
     from kubernetes.config import ConfigException
 
-    *needed, job = manifests
     metadata, trainer = job["metadata"], job["spec"]["trainer"]
-    lines = kubectl.apply(cfg, needed)
-    result = "created by Kubeflow's SDK"
     # The SDK warns where a user may not read the version of Trainer, which is no problem.
     logging.getLogger("kubeflow").setLevel(logging.ERROR)
     options = [
         Name(metadata["name"]),
         Labels(metadata["labels"]),
-        # What `kubectl apply` would note, so that the next submit can tell whether it is the same.
-        Annotations({SUBMITTED_ANNOTATION: json.dumps(job)}),
+        # What kubectl would note, so that the next submit can tell whether it is the same.
+        Annotations({**metadata["annotations"], SUBMITTED_ANNOTATION: json.dumps(job)}),
         TrainerArgs(trainer["args"]),
     ]
     try:
@@ -65,10 +58,11 @@ def create(cfg: DictConfig, manifests: Sequence[Manifest]) -> str:
         cause = error.__cause__
         if not isinstance(cause, ApiException):
             raise RunError(explain_error(str(cause or error))) from None
-        if cause.status != HTTPStatus.CONFLICT:
-            raise RunError(explain_error(read_message(cause))) from None
-        result = "unchanged"
-    return f"{lines}trainjob.trainer.kubeflow.org/{metadata['name']} {result}\n"
+        message = explain_error(read_message(cause))
+        if cause.status == HTTPStatus.CONFLICT:
+            raise kubectl.AlreadyExistsError(message) from None
+        raise RunError(message) from None
+    return f"trainjob.trainer.kubeflow.org/{metadata['name']} created by Kubeflow's SDK\n"
 
 
 def read_message(error: "ApiException") -> str:

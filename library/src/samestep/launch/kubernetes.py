@@ -1,35 +1,20 @@
 """Check, submit and cancel a run in a Kubernetes cluster, by kubectl."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
 
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.hydra.nodes import walk
-from samestep.launch import kubectl, kubeflow, volume
-from samestep.launch.explain import MAKE_CLAIM
+from samestep.launch import creation, dry_run, kubectl, kubeflow, ownership, submissions, volume
 from samestep.launch.follow import logs, status
-from samestep.launch.kubectl import (
-    RUNS,
-    build_resource_name,
-    find_outcome,
-    find_owner,
-    get_pods,
-    is_training_pod,
-)
+from samestep.launch.kubectl import RUNS, find_outcome, find_owner, get_pods, is_training_pod
 from samestep.launch.poll import EXTRA_S, poll
 from samestep.launch.render import Manifest
 
 KEPT_KINDS = (volume.CLAIM,)  # these objects outlive a run that is cancelled
 ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check continues without it
-NOT_JUDGED = re.compile("must be created before|runtime '.*' not found")
-"""Errors of a dry run that says nothing: either Trainer or Kueue misses the runtime of a TrainJob.
-
-A dry run creates nothing, so the TrainJob refers to a runtime that does not exist yet.
-"""
 
 
 def check(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
@@ -37,95 +22,72 @@ def check(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     print(f"{cfg.run_id}: no errors in the configuration")
     try:
         kubectl.call(cfg, "get", "--raw=/version", timeout_s=ANSWER_S)
-    except RunError as error:
+    except kubectl.NoAnswerError as error:
         print(f"{cfg.run_id}: no cluster was checked; {error}")
         return 0
-    manifests = volume.leave_existing_claim(cfg, manifests)
-    try:
-        kubectl.apply(cfg, manifests, "--dry-run=server")
-    except RunError as error:
-        if not NOT_JUDGED.search(str(error)):
-            raise
-        kind = manifests[-1]["kind"]
-        print(f"{cfg.run_id}: the cluster can judge the {kind} only when it is submitted")
-    check_pod(cfg, manifests)
-    reject_missing_claim(cfg, manifests)
+    with dry_run.before_anything_exists():
+        manifests = volume.leave_existing_claim(cfg, manifests)
+        dry_run.judge(cfg, manifests, ownership.find_own(cfg, find_of_run(manifests)))
     print(f"{cfg.run_id}: the cluster would accept it (strict dry run of its server)")
     return 0
 
 
-def check_pod(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
-    """Ask the cluster for a pod as a controller would make it.
+def submit(
+    cfg: DictConfig, manifests: Sequence[Manifest], overrides: Sequence[str] | None = None
+) -> int:
+    """Start the run, or start it again after it ended; change nothing while it runs.
 
-    The API server itself judges only the pods of Jobs before they are made. Pod Security and quotas
-    do not even judge these.
+    Args:
+        cfg: of the run.
+        manifests: of all its objects.
+        overrides: to remember, so that the run is found by its name; None to remember nothing.
     """
-    # A Deployment is that of etcd.
-    own = [manifest for manifest in manifests if manifest["kind"] != "Deployment"]
-    template = find_pod_template(own)
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"{cfg.run_id}-check", **template.get("metadata", {})},
-        "spec": template["spec"],
-    }
-    # Not `apply`, which also wants the right to read pods.
-    options = ("--dry-run=server", "--validate=strict", "--filename=-")
-    try:
-        kubectl.call(cfg, "create", *options, manifests=[pod])
-    except RunError as error:
-        # In many clusters users may create Jobs, and only controllers create pods.
-        if "may not create pods" not in str(error):
-            raise
-
-
-def find_pod_template(tree: Any) -> Any:
-    """Find the first pod template within ``tree``."""
-    # Each kind of object has it at another place, and a JobSet in a list.
-    for _, node in walk(tree):
-        if not isinstance(node, dict):
-            continue
-        if "containers" in node.get("spec", {}):
-            return node
-    raise AssertionError("a run has pods")
-
-
-def reject_missing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
-    """Raise a RunError if the pods would wait for a volume claim that does not exist."""
-    name = cfg.cluster.volume
-    kinds = [manifest["kind"] for manifest in manifests]
-    if name is None or volume.CLAIM in kinds:
-        return
-    if kubectl.is_missing(cfg, "persistentvolumeclaims", name):
-        raise RunError(
-            f"cluster.volume={name}: there is no such claim in the namespace; {MAKE_CLAIM}"
-        )
-
-
-def submit(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
-    """Start the run, or start it again after it ended; change nothing while it runs."""
     owner = find_owner(manifests)
-    run = kubectl.get(cfg, build_resource_name(owner))
+    with dry_run.before_anything_exists():
+        existing = ownership.find_own(cfg, find_of_run(manifests))
+    run = find_of_kind(existing, owner["kind"])
+    outcome = find_outcome(run)
     if run:
-        outcome = find_outcome(run)
         is_same = was_submitted(run, owner)
         reject_running(cfg, run, is_same=is_same)
         if outcome and is_same:
             print(f"{cfg.run_id}: is finished, nothing to do; another RUN_ID starts a new run")
             return 0
-        if outcome is not None:
-            state = "finished" if outcome else "failed"
-            print(f"{cfg.run_id}: {state} before, and starts again")
-            # The fields of an ended Job cannot be changed, so it is created again.
-            remove_all(cfg, manifests)
-    # A run that is not ended is applied too: objects beside it may be missing.
-    manifests = volume.leave_existing_claim(cfg, manifests)
-    if owner["kind"] == "TrainJob" and kubeflow.is_installed():
-        print(kubeflow.create(cfg, manifests), end="")
-    else:
-        print(kubectl.apply(cfg, manifests), end="")
-    make_owner(cfg, manifests)
+    with dry_run.before_anything_exists():
+        manifests = volume.leave_existing_claim(cfg, manifests)
+        # An ended run of this name is still complete, with its logs.
+        dry_run.judge(cfg, manifests, existing)
+    if overrides is not None:
+        # Before there is anything: the cluster may be lost when the run has started. A folder that
+        # cannot be written is reported when it has.
+        with suppress(OSError):
+            submissions.write(cfg.run_id, overrides)
+    if outcome is not None:
+        state = "finished" if outcome else "failed"
+        print(f"{cfg.run_id}: {state} before, and starts again")
+    is_running = run and outcome is None
+    if existing and not is_running:
+        # The fields of an ended Job cannot be changed, so it is created again. And what a run that
+        # is gone has left would go a moment later, from under the new one.
+        remove_all(cfg, manifests)
+        existing = []
+    creation.create_missing(cfg, manifests, existing)
+    if is_running:
+        print(f"{cfg.run_id}: was launched {ownership.describe_author(run)}, and stays unchanged")
     return 0
+
+
+def find_of_kind(existing: Sequence[Manifest], kind: str) -> Manifest:
+    """Find the first object of a kind; empty if there is none."""
+    for item in existing:
+        if item["kind"] == kind:
+            return item
+    return {}
+
+
+def find_of_run(manifests: Sequence[Manifest]) -> list[Manifest]:
+    """Find the manifests of the objects that belong to one run."""
+    return [item for item in manifests if item["kind"] not in KEPT_KINDS]
 
 
 def was_submitted(run: Manifest, owner: Manifest) -> bool:
@@ -141,40 +103,16 @@ def was_submitted(run: Manifest, owner: Manifest) -> bool:
 def reject_running(cfg: DictConfig, run: Manifest, *, is_same: bool) -> None:
     """Raise a RunError if the run cannot be submitted, because of what it does now."""
     if run["metadata"].get("deletionTimestamp"):
-        raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that")
+        raise RunError(
+            f"{cfg.run_id}: is still being cancelled; wait for that (samestep status "
+            f"{cfg.run_id} says for what it waits)"
+        )
     if find_outcome(run) is None and not is_same:
         raise RunError(
-            f"{cfg.run_id}: is running with other overrides; cancel it first "
-            f"(samestep cancel {cfg.run_id}), then this submit resumes it, or choose another "
-            "RUN_ID"
+            f"{cfg.run_id}: is running with other overrides, launched "
+            f"{ownership.describe_author(run)}; cancel it first (samestep cancel {cfg.run_id}), "
+            "then this submit resumes it, or choose another RUN_ID"
         )
-
-
-def make_owner(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
-    """Make the object of the run the owner of the others: when it goes, the cluster removes them.
-
-    They are created before, because the pods need them. A later ``kubectl apply`` keeps the
-    reference, which is not in the manifests. It does not block the deletion of the run: the Service
-    stays while the pods save.
-    """
-    run = kubectl.get(cfg, build_resource_name(find_owner(manifests)))
-    owned = find_owned(manifests)
-    if not owned or not run:
-        return
-    owner = {
-        "apiVersion": run["apiVersion"],
-        "kind": run["kind"],
-        "name": run["metadata"]["name"],
-        "uid": run["metadata"]["uid"],
-    }
-    patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
-    options = ("--filename=-", "--type=merge", f"--patch={patch}")
-    try:
-        kubectl.call(cfg, "patch", *options, manifests=owned)
-    except RunError as error:
-        # The run has started all the same.
-        kinds = ", ".join(manifest["kind"] for manifest in owned)
-        print(f"{cfg.run_id}: {kinds} will stay when the run is removed; {error}")
 
 
 def find_owned(manifests: Sequence[Manifest]) -> list[Manifest]:
@@ -184,8 +122,7 @@ def find_owned(manifests: Sequence[Manifest]) -> list[Manifest]:
 
 def fill_volume(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Run the Job that puts data into the volume; return 0 when the data are ready, or 1."""
-    job = kubectl.get(cfg, build_resource_name(find_owner(manifests)))
-    if find_outcome(job) is not None:
+    if find_outcome(kubectl.get_run(cfg, manifests)) is not None:
         # The files may have been removed in the meantime, so the Job looks again.
         remove_all(cfg, manifests)
     submit(cfg, manifests)
@@ -194,40 +131,39 @@ def fill_volume(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
 
 def cancel(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """End the run so that its pods can save; then remove everything that belongs to it."""
-    run = kubectl.get(cfg, build_resource_name(find_owner(manifests)))
-    existed = remove_all(cfg, manifests)
-    if run:
+    existing = kubectl.find_existing(cfg, find_of_run(manifests))
+    own = [item for item in existing if kubectl.has_identity(item, manifests)]
+    pods = get_pods(cfg, manifests)
+    if not own and not pods:
+        # The objects of a stranger with this name stay, and so does the run on another cluster.
+        for item in existing:
+            raise ownership.build_foreign_error(cfg, item, manifests)
+        raise kubectl.build_missing_error(cfg)
+    remove_all(cfg, manifests)
+    state = "had ended; its objects are removed"
+    if find_of_kind(own, find_owner(manifests)["kind"]):
         state = "cancelled; the same submit resumes it"
-    elif existed:
-        state = "had ended; its objects are removed"
-    else:
-        # Nothing is found in a namespace that does not exist, and then the name is the error.
-        kubectl.reject_missing_namespace(cfg)
-        state = "nothing to cancel"
     print(f"{cfg.run_id}: {state}")
     return 0
 
 
-def remove_all(cfg: DictConfig, manifests: Sequence[Manifest]) -> bool:
-    """Remove all objects of the run, and wait for its pods; return whether there were any."""
-    name = build_resource_name(find_owner(manifests))
-    run = kubectl.get(cfg, name)
+def remove_all(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
+    """Remove all objects of the run, and wait for its pods."""
+    run = kubectl.get_run(cfg, manifests)
     if run:
-        remove_owner(cfg, run, name)
+        remove_owner(cfg, manifests, run)
     # The pods need their Service and their volume while they save, so these come afterwards.
     owned = find_owned(manifests)
-    answer = ""
     if owned:
         # A run that is submitted again must not find an old object, which is about to go.
-        options = ("--filename=-", "--ignore-not-found", f"--timeout={EXTRA_S}s")
-        answer = kubectl.call(cfg, "delete", *options, manifests=owned)
-    wait_until_none(cfg, lambda: len(get_pods(cfg)))
-    return bool(run) or bool(answer.strip())
+        options = (kubectl.select(manifests), "--ignore-not-found", f"--timeout={EXTRA_S}s")
+        kubectl.call(cfg, "delete", kubectl.build_kinds(owned), *options)
+    wait_until_none(cfg, manifests, lambda: len(get_pods(cfg, manifests)))
 
 
-def remove_owner(cfg: DictConfig, run: Manifest, name: str) -> None:
+def remove_owner(cfg: DictConfig, manifests: Sequence[Manifest], run: Manifest) -> None:
     """Remove the owner object of the run, and wait until its pods have saved and ended."""
-    if "Running" in kubectl.find_phases(get_pods(cfg)):
+    if "Running" in kubectl.find_phases(get_pods(cfg, manifests)):
         print(f"{cfg.run_id}: its pods have {cfg.cluster.grace_s} seconds to save", flush=True)
     cascade = "foreground"
     if run["kind"] == "TrainJob":
@@ -236,17 +172,21 @@ def remove_owner(cfg: DictConfig, run: Manifest, name: str) -> None:
         # removal.
         cascade = "background"
     options = (f"--cascade={cascade}", "--ignore-not-found", "--wait=false")
-    kubectl.call(cfg, "delete", name, *options)
+    # By the labels of the run, not by its name.
+    kubectl.call(cfg, "delete", kubectl.build_kind(run), kubectl.select(manifests), *options)
 
     def count_remaining() -> int:
-        num_pods = sum(is_training_pod(cfg, pod) for pod in get_pods(cfg))
+        pods = get_pods(cfg, manifests)
+        num_pods = sum(is_training_pod(cfg, pod) for pod in pods)
         # The owner object itself goes a moment after its last pod.
-        return num_pods or int(bool(kubectl.get(cfg, name)))
+        return num_pods or int(bool(kubectl.get_run(cfg, manifests)))
 
-    wait_until_none(cfg, count_remaining)
+    wait_until_none(cfg, manifests, count_remaining)
 
 
-def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None:
+def wait_until_none(
+    cfg: DictConfig, manifests: Sequence[Manifest], count_remaining: Callable[[], int]
+) -> None:
     """Wait until nothing remains, and print the number of pods whenever it changes."""
     limit_s = cfg.cluster.grace_s + EXTRA_S
     before = 0
@@ -265,7 +205,6 @@ def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None
 
 ACTIONS = {
     "check": check,
-    "submit": submit,
     "data": fill_volume,
     "logs": logs,
     "status": status,

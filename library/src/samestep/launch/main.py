@@ -16,7 +16,8 @@ Without a flag launch submits the run, or resumes it; a second submit changes no
 IMAGE is what `docker push` published. RUN_ID names the run; without it, the run gets a new name.
 The pods run train.py with the same overrides. Where the run was submitted, its name is enough for
 status, logs and cancel; elsewhere add its cluster, such as cluster=k8s cluster.namespace=ml.
-Exit codes: 0 done, 1 error, or logs of a run that failed, 2 invalid arguments or configuration.
+Exit codes: 0 done, 1 error, or logs of a run that failed, 2 invalid arguments or configuration, or
+what the cluster rejects before anything exists.
 """
 
 import shlex
@@ -168,6 +169,8 @@ def call_cluster(
         return call_own_command(action, cfg, overrides, manifests)
     if cfg.cluster.name == "slurm":
         return slurm.ACTIONS[action](cfg, manifests)
+    if action == "submit":
+        return kubernetes.submit(cfg, manifests, overrides)
     return kubernetes.ACTIONS[action](cfg, manifests)
 
 

@@ -20,15 +20,21 @@ from samestep.run_spec import select
 HEADER = "# Overrides of samestep launch, for samestep logs, status and cancel.\n"
 
 
+def write(run_id: str, overrides: Sequence[str]) -> None:
+    """Write the overrides of a run that is about to be submitted, or was."""
+    path = path_of(run_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(HEADER + yaml.safe_dump({"overrides": list(overrides)}, width=1000))
+
+
 def save(run_id: str, overrides: Sequence[str]) -> bool:
     """Write the overrides of a run that was submitted; return whether that was possible."""
-    path = path_of(run_id)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(HEADER + yaml.safe_dump({"overrides": list(overrides)}, width=1000))
+        write(run_id, overrides)
     except OSError as error:
         # The run has started, so this is no error of the command.
-        print(f"{path} cannot be written ({error.strerror}): type the overrides again to follow")
+        place = path_of(run_id)
+        print(f"{place} cannot be written ({error.strerror}): type the overrides again to follow")
         return False
     return True
 

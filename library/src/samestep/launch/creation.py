@@ -1,0 +1,166 @@
+"""Create the objects of a run in a Kubernetes cluster: all of them, or none.
+
+The owner object comes first, and the others name it as their owner: whatever ends the run, the
+cluster removes them with it. What a launch has made it takes back if it cannot make the rest.
+"""
+
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from samestep.errors import ConfigError, RunError
+from samestep.launch import kubectl, kubeflow, ownership, volume
+from samestep.launch.render import Manifest
+
+BEFORE_OWNER = ("TrainingRuntime",)  # Trainer rejects a TrainJob without it
+
+
+def create_missing(
+    cfg: DictConfig, manifests: Sequence[Manifest], existing: Sequence[Manifest]
+) -> None:
+    """Create the objects that do not exist; if one cannot be created, remove the new ones.
+
+    Args:
+        cfg: of the run.
+        manifests: of all objects of the run.
+        existing: objects of the run in the cluster.
+    """
+    launch = secrets.token_hex(4)
+    known = {(item["kind"], item["metadata"]["name"]) for item in existing}
+    missing = [item for item in manifests if (item["kind"], item["metadata"]["name"]) not in known]
+    signed = ownership.sign(missing, launch)
+    try:
+        create_in_order(cfg, manifests, signed)
+    # Ctrl-C as well: the user sees an unfinished launch.
+    except (ConfigError, RunError, KeyboardInterrupt):
+        take_back(cfg, signed, launch)
+        raise
+
+
+def create_in_order(
+    cfg: DictConfig, manifests: Sequence[Manifest], signed: Sequence[Manifest]
+) -> None:
+    """Create objects: the claim, what the owner needs, the owner, and what names it as its owner.
+
+    Args:
+        cfg: of the run.
+        manifests: of all objects of the run.
+        signed: those to create.
+    """
+    owner = kubectl.find_owner(manifests)
+    own = [item for item in signed if item["kind"] == owner["kind"]]
+    claims = [item for item in signed if item["kind"] == volume.CLAIM]
+    before = [item for item in signed if item["kind"] in BEFORE_OWNER]
+    others = [item for item in signed if item not in [*claims, *before, *own]]
+    create_claim(cfg, claims)
+    try:
+        # Of two launches at the same time, one creates the first of these.
+        create(cfg, before)
+        for manifest in own:
+            print(create_owner(cfg, manifest), end="")
+    except kubectl.AlreadyExistsError:
+        raise build_taken_error(cfg, manifests) from None
+    run = kubectl.get_run(cfg, manifests)
+    if not run:
+        raise RunError(f"{cfg.run_id}: was removed while it was launched; launch it again")
+    reference = build_reference(run)
+    add_owner(cfg, before, reference)
+    for manifest in others:
+        manifest["metadata"]["ownerReferences"] = [reference]
+    try:
+        create(cfg, others)
+    except kubectl.AlreadyExistsError:
+        reject_other_owner(cfg, manifests, run)
+
+
+def create(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
+    """Create the objects of the manifests, and print what kubectl says."""
+    if manifests:
+        print(kubectl.create(cfg, manifests), end="")
+
+
+def create_claim(cfg: DictConfig, claims: Sequence[Manifest]) -> None:
+    """Create the claim of the volume, unless another run is faster: all runs share it."""
+    try:
+        create(cfg, claims)
+    except kubectl.AlreadyExistsError:
+        print(f"{cfg.run_id}: the claim {cfg.cluster.volume} exists, and stays as it is")
+
+
+def create_owner(cfg: DictConfig, manifest: Manifest) -> str:
+    """Create the owner object of the run, and return what was done in one line."""
+    if manifest["kind"] == "TrainJob" and kubeflow.is_installed():
+        return kubeflow.create(cfg, manifest)
+    return kubectl.create(cfg, [manifest])
+
+
+def build_reference(run: Manifest) -> Manifest:
+    """Build the reference of an object to its owner: when that goes, the cluster removes it.
+
+    It does not block the deletion of the run: the Service stays while the pods save.
+    """
+    return {
+        "apiVersion": run["apiVersion"],
+        "kind": run["kind"],
+        "name": run["metadata"]["name"],
+        "uid": run["metadata"]["uid"],
+    }
+
+
+def add_owner(cfg: DictConfig, manifests: Sequence[Manifest], reference: Manifest) -> None:
+    """Give the objects that were created before their owner a reference to it."""
+    if not manifests:
+        return
+    patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
+    options = ("--filename=-", "--type=merge", f"--patch={patch}")
+    try:
+        kubectl.call(cfg, "patch", *options, manifests=manifests)
+    except RunError as error:
+        # The run has started all the same.
+        kinds = ", ".join(manifest["kind"] for manifest in manifests)
+        print(f"{cfg.run_id}: {kinds} will stay when the run is removed; {error}")
+
+
+def build_taken_error(cfg: DictConfig, manifests: Sequence[Manifest]) -> RunError:
+    """Build the error of the slower of two launches at the same time."""
+    found = ownership.find_own(cfg, manifests)
+    if not found:
+        return RunError(f"{cfg.run_id}: another launch took the name, and is gone; launch it again")
+    return RunError(
+        f"{cfg.run_id}: was launched at the same time {ownership.describe_author(found[0])}, and "
+        f"that run stays; follow it (samestep logs {cfg.run_id} cluster={cfg.cluster.name}), or "
+        "choose another RUN_ID"
+    )
+
+
+def reject_other_owner(cfg: DictConfig, manifests: Sequence[Manifest], run: Manifest) -> None:
+    """Raise a RunError if an object beside the run is not the run's, but exists already."""
+    # Another launch of this very run may have created what was missing.
+    for item in ownership.find_own(cfg, manifests):
+        owners = [reference["uid"] for reference in item["metadata"].get("ownerReferences", ())]
+        if item["kind"] != run["kind"] and run["metadata"]["uid"] not in owners:
+            place = f"{item['kind']} {item['metadata']['name']}"
+            raise RunError(
+                f"{cfg.run_id}: the cluster has another {place}, launched "
+                f"{ownership.describe_author(item)}; choose another RUN_ID, or cancel that run"
+            )
+
+
+def take_back(cfg: DictConfig, signed: Sequence[Manifest], launch: str) -> None:
+    """Remove what a launch has created; name what cannot be removed."""
+    if not signed:
+        return
+    # By the label of this launch: an object of this name may be that of a faster one.
+    options = (f"--selector={ownership.LAUNCH}={launch}", "--ignore-not-found", "--wait=false")
+    try:
+        kubectl.call(cfg, "delete", kubectl.build_kinds(signed), *options)
+    except RunError:
+        names = ", ".join(f"{item['kind']} {item['metadata']['name']}" for item in signed)
+        print(
+            f"{cfg.run_id}: may have left {names} in the cluster, and could not remove them; "
+            f"samestep cancel {cfg.run_id} does it",
+            file=sys.stderr,
+        )

@@ -1,0 +1,97 @@
+"""Whose the objects in a Kubernetes cluster are: of this run, of another one, or of a stranger.
+
+A name proves nothing: a Service ``redis`` may belong to anyone. The labels of ``identity`` in
+k8s/pod.yaml do, because only samestep writes them. Beside them each object says which launch made
+it, and who launched.
+"""
+
+import copy
+import getpass
+import socket
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from samestep.errors import ConfigError
+from samestep.launch import kubectl
+from samestep.launch.render import Manifest
+
+RUN, PROJECT, TARGET = (f"{kubectl.IDENTITY}{name}" for name in ("run", "project", "target"))
+LAUNCH = f"{kubectl.IDENTITY}launch"  # a label of its own for each launch, which no other has
+AUTHOR = f"{kubectl.IDENTITY}launched-by"  # an annotation
+
+
+def sign(manifests: Sequence[Manifest], launch: str) -> list[Manifest]:
+    """Add to each manifest which launch makes it, and who launches.
+
+    Not in the templates: what ``--render`` prints stays the same, and so does a later launch.
+    """
+    signed = copy.deepcopy(list(manifests))
+    for manifest in signed:
+        metadata = manifest["metadata"]
+        metadata["labels"][LAUNCH] = launch
+        metadata.setdefault("annotations", {})[AUTHOR] = find_author()
+    return signed
+
+
+def find_author() -> str:
+    """Find who launches, and where: ``me@workstation``."""
+    try:
+        user = getpass.getuser()
+    # In a container the user may have a number only; Python 3.13 changed the error.
+    except (OSError, KeyError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def describe_author(found: Manifest) -> str:
+    """Describe who launched a run and when: ``by me@workstation since 2026-11-27T04:00:00Z``."""
+    metadata = found["metadata"]
+    author = metadata.get("annotations", {}).get(AUTHOR, "someone")
+    return f"by {author} since {metadata['creationTimestamp']}"
+
+
+def find_own(cfg: DictConfig, manifests: Sequence[Manifest]) -> list[Manifest]:
+    """Find the objects of the run in the cluster.
+
+    Raises:
+        ConfigError: if another run, or someone else, has an object of a name that the run needs.
+    """
+    found = kubectl.find_existing(cfg, manifests)
+    for item in found:
+        if not kubectl.has_identity(item, manifests):
+            raise build_foreign_error(cfg, item, manifests)
+    return found
+
+
+def build_foreign_error(
+    cfg: DictConfig, found: Manifest, manifests: Sequence[Manifest]
+) -> ConfigError:
+    """Build the error for an object that has a name of the run, and belongs to another one."""
+    labels = found["metadata"].get("labels", {})
+    place = f"{found['kind']} {found['metadata']['name']}"
+    since = found["metadata"]["creationTimestamp"]
+    if RUN not in labels:
+        return ConfigError(
+            f"{cfg.run_id}: the cluster has another {place}, since {since}, which is of no run of "
+            "samestep; choose another RUN_ID"
+        )
+    author = describe_author(found)
+    target = labels.get(TARGET)
+    ours = kubectl.find_identity(manifests)
+    is_ours_elsewhere = ours | {TARGET: target} == ours | read_identity(labels)
+    if not is_ours_elsewhere:
+        return ConfigError(
+            f"{cfg.run_id}: {place} belongs to the run {labels[RUN]} of the project "
+            f"{labels.get(PROJECT)}, launched {author}; choose another RUN_ID"
+        )
+    return ConfigError(
+        f"{cfg.run_id}: is a run with cluster={target}, launched {author}, and a name is one run "
+        f"on all clusters; cancel it first (samestep cancel {cfg.run_id} cluster={target}), or "
+        "choose another RUN_ID"
+    )
+
+
+def read_identity(labels: dict[str, str]) -> dict[str, str]:
+    """Read from the labels of an object whose it is."""
+    return {key: labels[key] for key in (RUN, PROJECT, TARGET) if key in labels}
