@@ -58,6 +58,7 @@ class ImageSet:
         if isinstance(self.source, ImageFiles):
             images = self.source.read(ids, self.num_channels, self.image_size)
         else:
-            ids = ids.to(self.source.images.device)
+            # Otherwise each batch would wait until the GPU has taken all steps before it.
+            ids = ids.to(self.source.images.device, non_blocking=True)
             images = self.source.images.index_select(0, ids)
         return Batch(images, self.source.labels.index_select(0, ids), ids)
