@@ -30,6 +30,16 @@ for name in kube-controller-manager kube-scheduler kubectl; do
   ln -sf kube-apiserver "$target/bin/$name"
 done
 
+# With its versions of the modules that it shares with a controller, most packages of that are compiled already: of Trainer
+# 98 are left, 3.5 minutes instead of 11.
+list='{{.Path}} {{with .Replace}}{{.Version}}{{else}}{{.Version}}{{end}}'
+(cd "$work" && go list -m -f "$list" all | grep ' v' | sort > shared)
+pin() {
+  go list -m -f "$list" all | sort | join "$work/shared" - | while read -r path theirs ours; do
+    [ "$theirs" = "$ours" ] || go mod edit -replace="$path=$path@$theirs"
+  done
+}
+
 go build -ldflags "-s -w" -o "$target/bin/slow" "$here/slow.go"
 
 # A controller or server: its name, its package, its module, its version, and the folders of the module that have its manifests.
@@ -37,7 +47,13 @@ while read -r name package module tag folders; do
   mkdir "$work/$name"
   cd "$work/$name"
   printf 'module built\n\ngo 1.26.0\n\ntool %s\n\nrequire %s %s\n' "$package" "$module" "$tag" > go.mod
-  go build -ldflags "-s -w" -o "$target/bin/$name" "$package"
+  cp go.mod go.mod.own
+  pin
+  if ! go build -ldflags "-s -w" -o "$target/bin/$name" "$package"; then
+    echo "$name: needs its own versions of some modules, and is built with them"
+    cp go.mod.own go.mod
+    go build -ldflags "-s -w" -o "$target/bin/$name" "$package"
+  fi
   source=$(go list -m -f '{{.Dir}}' "$module")
   mkdir -p "$target/manifests/$name"
   for folder in $folders; do

@@ -3,6 +3,8 @@
 What a real server can be made to say is asked of one: tests/labs/servers/test_explained.py.
 """
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -109,8 +111,58 @@ def test_how_a_container_ended(ended: dict, meant: str):
 
 
 def test_an_evicted_pod_is_replaced():
-    status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}
-    assert explain_pod({"status": status}) == "it was evicted or preempted; another pod replaces it"
+    killed = {"state": {"terminated": {"exitCode": 137}}}
+    status = {"phase": "Failed", "reason": "Evicted", "containerStatuses": [killed]}
+    low = "The node was low on resource: ephemeral-storage. Threshold quantity: 1, available: 0."
+    for message, cause in (
+        (low, "The node was low on resource: ephemeral-storage"),
+        ('Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ', None),
+    ):
+        cause = cause or message.strip(". ")
+        meant = f"it was evicted ({cause}); another pod replaces it"
+        assert explain_pod({"status": status | {"message": message}}) == meant
+
+
+def lost_pod(deleted_before_s: float | None, *, is_ready: bool = True) -> dict:
+    """A pod of which kubelet says nothing any more."""
+    conditions = [{"type": "Ready", "status": str(is_ready)}]
+    containers = [{"name": "trainer", "ready": True, "state": {"running": {}}}]
+    status = {"phase": "Running", "conditions": conditions, "containerStatuses": containers}
+    metadata = {"name": "mine-0"}
+    if deleted_before_s is not None:
+        deleted = datetime.now(UTC) - timedelta(seconds=deleted_before_s)
+        metadata["deletionTimestamp"] = deleted.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"metadata": metadata, "spec": {"nodeName": "node-a"}, "status": status}
+
+
+def test_a_lost_node_is_named_with_the_way_out():
+    said = explain_pod(lost_pod(600))
+    assert said.startswith("its node node-a does not answer, so nothing replaces it")
+    assert "kubectl taint nodes node-a node.kubernetes.io/out-of-service=nodeshutdown" in said
+    assert "kubectl delete pod mine-0 --force" in said
+    run = {"metadata": {}, "status": {}}
+    assert follow.describe_run(run, [lost_pod(600)]) == (
+        "waits for mine-0, whose node does not answer"
+    )
+    assert "evicts its pods" in explain_pod(lost_pod(None, is_ready=False))
+    # In its grace period, and as it ought to be.
+    for pod in (lost_pod(-100, is_ready=False), lost_pod(None)):
+        assert explain_pod(pod) == ""
+
+
+def test_pods_that_no_limit_counts_are_counted_for_the_user():
+    stopped = {"state": {"terminated": {"exitCode": 143}}}
+    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
+    pods = [
+        {"status": {"phase": "Failed", "containerStatuses": [stopped]}},
+        {"status": {"phase": "Failed", "conditions": disrupted}},
+        {"status": {"phase": "Failed"}},
+        {"status": {"phase": "Running"}},
+    ]
+    cfg = OmegaConf.create({"run_id": "mine"})
+    for run, found in (({}, pods), ({"status": {"restarts": 3, "restartsCountTowardsMax": 1}}, [])):
+        (line,) = follow.explain_uncounted(cfg, run, found)
+        assert line.startswith("mine: pods were evicted, preempted or stopped 2 times")
 
 
 # The answer of a Kubernetes 1.36, which controllers put into their events. The reasons of the

@@ -172,7 +172,7 @@ OF_CLUSTER = {
     "cluster.join_timeout_s": whole(1),
     "cluster.shutdown_s": whole(1),
     "cluster.grace_s": whole(1),
-    "cluster.ttl_s": whole(1),
+    "cluster.ttl_s": NULL | whole(1),
     "cluster.max_restarts": whole(0),
     "cluster.backoff_limit": whole(0),
     "cluster.min_nodes": whole(1),

@@ -12,5 +12,5 @@ To send a run, read in this order:
    ``kubeflow``; ``slurm``; ``poll``, the loop in which both wait.
 4. ``submissions``: finds a run by its name.
 
-To be a node: ``entrypoint``, above ``samestep.node``.
+To be a node: ``entrypoint``, above ``samestep.node``; ``starts`` ends a run that comes no further.
 """

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -20,6 +21,7 @@ from samestep.errors import ConfigError, RunError
 from samestep.hydra.compose import check
 from samestep.hydra.front_end import name_run, topology_of
 from samestep.hydra.project import project_folder
+from samestep.launch import starts
 from samestep.node import device_option, pid1, rendezvous
 from samestep.node.cluster_environment import Node, read_node
 from samestep.node.outcome import Outcome
@@ -60,6 +62,9 @@ def train_as_node(argv: Sequence[str]) -> Outcome:
     # An invalid configuration ends the node here, before it waits for the others.
     cfg = check(node.program)
     node = complete_node(node, cfg)
+    # One node counts for all; elastic nodes have no numbers.
+    if node.number in (0, None) and "backoff_limit" in cfg.cluster:
+        starts.reject_endless(Path(cfg.run_dir), cfg.cluster.backoff_limit)
     node = rendezvous.resolve_endpoint(node)
     print(f"entrypoint: {node}, run {node.run_id}", flush=True)
     rendezvous.prepare_variables(node)

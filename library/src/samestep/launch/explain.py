@@ -5,6 +5,7 @@ Of every other error the last line of kubectl is shown.
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 from samestep.launch.render import Manifest
 from samestep.ranks.failure import EXIT_SIGTERM
@@ -67,11 +68,21 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
     r"OOMKilled":
         "it used more memory than cluster.memory: raise that, or use smaller batches or fewer "
         "loader processes",
-    r"^(?:Evicted|DisruptionTarget|Preempt)":
-        "it was evicted or preempted; another pod replaces it",
+    r"^Evicted: (.*?)\.?(?: Threshold|$)":
+        "it was evicted ({0}); another pod replaces it",
+    r"^(?:DisruptionTarget|Preempt)":
+        "it was preempted; another pod replaces it",
 }  # fmt: skip
 
 WARNING = re.compile(r"^Warning:.*$", re.MULTILINE)
+
+OVERDUE_S = 60  # seconds after the end of its grace period in which a pod must be gone
+IS_LOST = (
+    "its node {node} does not answer, so nothing replaces it: if that machine is off for good, "
+    "kubectl taint nodes {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or "
+    "kubectl delete pod {name} --force; if it still runs, it would go on writing to the volume"
+)
+IS_UNREADY = "its node {node} does not answer; after some minutes the cluster evicts its pods"
 
 USUAL_WAITS = ("ContainerCreating", "PodInitializing")
 """Reasons why a container waits that need no explanation: they end by themselves."""
@@ -115,12 +126,45 @@ def explain_pod(pod: Manifest, warnings: Sequence[str] = ()) -> str:
         warnings: messages of the pod's events, the oldest first.
     """
     status = pod.get("status", {})
-    cause = explain_containers(status) or explain_conditions(status)
-    if cause:
-        return cause
+    causes = (
+        explain_lost(pod),
+        explain_eviction(status),
+        explain_containers(status),
+        explain_conditions(status),
+    )
+    for cause in causes:
+        if cause:
+            return cause
     if status.get("phase", "Pending") != "Pending":
         return ""
     return explain_pending(warnings)
+
+
+def explain_lost(pod: Manifest) -> str:
+    """Explain that the node of a pod is lost, which only kubelet could tell; otherwise empty."""
+    metadata, status = pod.get("metadata", {}), pod.get("status", {})
+    if status.get("phase") != "Running":
+        return ""
+    words = {"name": metadata.get("name"), "node": pod.get("spec", {}).get("nodeName")}
+    if "deletionTimestamp" in metadata:
+        # It is the end of the grace period, when kubelet has killed the containers.
+        ended = datetime.fromisoformat(metadata["deletionTimestamp"].replace("Z", "+00:00"))
+        if (datetime.now(UTC) - ended).total_seconds() > OVERDUE_S:
+            return IS_LOST.format(**words)
+        return ""
+    # Kubelet sets both. If only the pod is not ready, the controller of nodes says so.
+    conditions = [(found["type"], found["status"]) for found in status.get("conditions", ())]
+    containers = [container.get("ready") for container in status.get("containerStatuses", ())]
+    if ("Ready", "False") in conditions and containers and all(containers):
+        return IS_UNREADY.format(**words)
+    return ""
+
+
+def explain_eviction(status: Manifest) -> str:
+    """Explain why kubelet has evicted a pod; otherwise empty. Its containers say only 137."""
+    if status.get("reason") == "Evicted":
+        return explain_reason(status)
+    return ""
 
 
 def explain_containers(status: Manifest) -> str:

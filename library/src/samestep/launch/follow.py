@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from samestep.launch import kubectl
-from samestep.launch.explain import explain, explain_pod
+from samestep.launch.explain import explain, explain_lost, explain_pod
 from samestep.launch.poll import poll, print_once
 from samestep.launch.render import Manifest
+from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
 EVENTS_EVERY = 10  # polls; events say why pods are missing or do not start
@@ -183,6 +184,9 @@ def describe_run(run: Manifest, pods: Sequence[Manifest]) -> str:
     condition = kubectl.find_condition(run)
     if condition:
         return describe_condition(condition)
+    lost = [pod["metadata"]["name"] for pod in pods if explain_lost(pod)]
+    if lost:
+        return f"waits for {', '.join(lost)}, whose node does not answer"
     if kubectl.find_phases(pods).isdisjoint({"Running", "Succeeded"}):
         return "is pending: none of its pods runs"
     return "runs"
@@ -200,7 +204,11 @@ def explain_run(
     cfg: DictConfig, run: Manifest, pods: Sequence[Manifest], warnings: Sequence[Manifest]
 ) -> list[str]:
     """Explain why there are no pods, or fewer than there should be, and what each waits for."""
-    lines = [*explain_owner(cfg, run), *explain_rejected(cfg, warnings)]
+    lines = [
+        *explain_owner(cfg, run),
+        *explain_uncounted(cfg, run, pods),
+        *explain_rejected(cfg, warnings),
+    ]
     messages: dict[str, list[str]] = {}
     for event in warnings:
         about = event["involvedObject"]
@@ -228,6 +236,33 @@ def explain_owner(cfg: DictConfig, run: Manifest) -> Iterator[str]:
             f"{cfg.run_id}: the training operator removes the pods of a failed run, with their "
             f"logs; the run has left its own in {cfg.run_root}/{cfg.run_id}/logs on the volume"
         )
+
+
+def explain_uncounted(cfg: DictConfig, run: Manifest, pods: Sequence[Manifest]) -> Iterator[str]:
+    """Say how often the run has started again without a failure, which no limit counts."""
+    status = run.get("status", {})
+    starts = sum(map(was_disrupted, pods))
+    # A JobSet removes its old pods.
+    starts += status.get("restarts", 0) - status.get("restartsCountTowardsMax", 0)
+    if starts > 0:
+        yield (
+            f"{cfg.run_id}: pods were evicted, preempted or stopped {starts} times, and replaced; "
+            "it fails only if they save no new checkpoint"
+        )
+
+
+def was_disrupted(pod: Manifest) -> bool:
+    """Whether a pod has ended because it was evicted, preempted or stopped."""
+    status = pod.get("status", {})
+    if status.get("phase") != "Failed":
+        return False
+    if "DisruptionTarget" in [condition["type"] for condition in status.get("conditions", ())]:
+        return True
+    exit_codes = [
+        container.get("state", {}).get("terminated", {}).get("exitCode")
+        for container in status.get("containerStatuses", ())
+    ]
+    return EXIT_SIGTERM in exit_codes
 
 
 def explain_rejected(cfg: DictConfig, warnings: Sequence[Manifest]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import creation, dry_run, kubectl, kubeflow, ownership, submissions, volume
+from samestep.launch.explain import explain_lost
 from samestep.launch.follow import logs, status
 from samestep.launch.kubectl import RUNS, find_outcome, find_owner, get_pods, is_training_pod
 from samestep.launch.poll import EXTRA_S, poll
@@ -197,10 +198,12 @@ def wait_until_none(
             plural = "s" * (number > 1)
             print(f"{cfg.run_id}: waits for {number} pod{plural} to end", flush=True)
         before = number
-    raise RunError(
-        f"{cfg.run_id}: {before} left after {limit_s} seconds; check "
-        f"samestep status {cfg.run_id}, and cancel again"
-    )
+    advice = f"check samestep status {cfg.run_id}, and cancel again"
+    for pod in get_pods(cfg, manifests):
+        lost = explain_lost(pod)
+        if lost:
+            advice = f"{pod['metadata']['name']}: {lost}"
+    raise RunError(f"{cfg.run_id}: {before} left after {limit_s} seconds; {advice}")
 
 
 ACTIONS = {

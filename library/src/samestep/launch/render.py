@@ -5,6 +5,7 @@ the configuration and also:
 
 - ``${overrides}``: the overrides as they were typed, a list; ``${overrides_json}``: as JSON.
 - ``${num_workers}``: the number of nodes without the first one.
+- ``${failures_of_all}``: ``cluster.backoff_limit`` for each node, added up.
 - ``${pod.key}``: a part of ``k8s/pod.yaml``.
 
 Three rules change the structure of a file:
@@ -98,6 +99,9 @@ def find_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     values.overrides = escape(list(overrides))
     values.overrides_json = escape(json.dumps(list(overrides)))
     values.num_workers = cfg.trainer.num_nodes - 1
+    # One incident may take all nodes at once.
+    num_nodes = cfg.cluster.get("max_nodes", cfg.trainer.num_nodes)
+    values.failures_of_all = cfg.cluster.get("backoff_limit", 0) * num_nodes
     pod = project_folder() / "k8s/pod.yaml"
     # A copy of the template without Kubernetes does not have the file.
     if pod.exists():
