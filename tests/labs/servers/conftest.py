@@ -40,14 +40,15 @@ GROUPS = {  # of kinds; others are of the core, which has none
     "trainingruntimes": "trainer.kubeflow.org/v1alpha1", "pytorchjobs": "kubeflow.org/v1",
     "deployments": "apps/v1", "replicasets": "apps/v1",
     "networkpolicies": "networking.k8s.io/v1", "roles": "rbac.authorization.k8s.io/v1",
-    "rolebindings": "rbac.authorization.k8s.io/v1",
+    "rolebindings": "rbac.authorization.k8s.io/v1", "runtimeclasses": "node.k8s.io/v1",
+    "resourceclaimtemplates": "resource.k8s.io/v1",
     **dict.fromkeys(
         ("clusterqueues", "localqueues", "resourceflavors", "workloadpriorityclasses"),
         "kueue.x-k8s.io/v1beta2",
     ),
 }  # fmt: skip
 CLUSTER_WIDE = (
-    *("namespaces", "persistentvolumes"),
+    *("namespaces", "persistentvolumes", "runtimeclasses"),
     *("clusterqueues", "resourceflavors", "workloadpriorityclasses"),
 )
 SAVES = "trap 'echo saved; exit 143' TERM; echo started $POD; while :; do sleep 0.1; done"

@@ -97,6 +97,7 @@ CPUS = Rule("text such as 500m", lambda v: bool(re.fullmatch(r"[1-9]\d*m?", str(
 NO_LIMIT = Rule("-1 (no limit)", whole(-1, -1).holds)
 # A cluster numbers the GPUs of each node itself.
 NO_GPU_NUMBERS = Rule("the number of GPUs whose names are in CUDA_VISIBLE_DEVICES", lambda v: False)
+MAPPING = Rule("a mapping, such as {spec: {...}}", lambda v: isinstance(v, dict))
 NODE = Rule("a group with a _target_", lambda v: isinstance(v, dict) and "_target_" in v)
 DURATION = matching(
     "text such as 00:12:00:00, which is days:hours:minutes:seconds", r"\d+:\d\d:\d\d:\d\d"
@@ -190,6 +191,8 @@ OF_CLUSTER = {
     "cluster.volume_size": NULL | TEXT,
     "cluster.storage_class": NULL | TEXT,
     "cluster.access_mode": one_of("ReadWriteMany", "ReadWriteOnce"),
+    "cluster.pod_patch": NULL | MAPPING,
+    "cluster.job_patch": NULL | MAPPING,
     "cluster.pull_secret": NULL | TEXT,
     "cluster.image_pull_policy": one_of("IfNotPresent", "Always", "Never"),
     "cluster.cli": one_of("v2", "v1"),

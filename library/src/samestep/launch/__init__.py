@@ -5,7 +5,8 @@ sees it; the exit code of a container is that of the run.
 
 To send a run, read in this order:
 
-1. ``main``: what each command does. ``render``: fills the files of k8s/.
+1. ``main``: what each command does. ``render``: fills the files of k8s/; ``patch``: adds what the
+   user's cluster needs beside them.
 2. ``check``: finds the values that break a run on a cluster.
 3. ``kubernetes`` with ``ownership`` (whose an object is), ``dry_run`` (what the cluster would say),
    ``creation`` (all objects or none), ``kubectl``, ``explain``, ``volume``, ``follow`` and

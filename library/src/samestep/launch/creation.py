@@ -92,7 +92,9 @@ def create_claim(cfg: DictConfig, claims: Sequence[Manifest]) -> None:
 
 def create_owner(cfg: DictConfig, manifest: Manifest) -> str:
     """Create the owner object of the run, and return what was done in one line."""
-    if manifest["kind"] == "TrainJob" and kubeflow.is_installed():
+    # The SDK would leave out what a patch adds.
+    is_for_sdk = manifest["kind"] == "TrainJob" and cfg.cluster.job_patch is None
+    if is_for_sdk and kubeflow.is_installed():
         return kubeflow.create(cfg, manifest)
     return kubectl.create(cfg, [manifest])
 

@@ -117,11 +117,13 @@ def get(cfg: DictConfig, *arguments: str, manifests: Sequence[Manifest] = ()) ->
 
 def find_identity(manifests: Sequence[Manifest]) -> dict[str, str]:
     """Find the labels that every object of the run has, and no other object."""
-    identity = {}
-    for key, value in find_owner(manifests)["metadata"]["labels"].items():
-        if key.startswith(IDENTITY):
-            identity[key] = value
-    return identity
+    return read_identity(find_owner(manifests))
+
+
+def read_identity(manifest: Manifest) -> dict[str, str]:
+    """Read the labels of an object that only samestep writes."""
+    labels = manifest.get("metadata", {}).get("labels", {})
+    return {key: value for key, value in labels.items() if key.startswith(IDENTITY)}
 
 
 def select(manifests: Sequence[Manifest]) -> str:

@@ -33,7 +33,7 @@ from samestep.hydra.compose import check as compose
 from samestep.hydra.compose import reject
 from samestep.hydra.front_end import name_run
 from samestep.hydra.project import choices_of, config_folders, configs_folder
-from samestep.launch import check, kubernetes, render, slurm, submissions, volume
+from samestep.launch import check, kubernetes, patch, render, slurm, submissions, volume
 from samestep.launch.render import Manifest
 from samestep.ranks import environment
 
@@ -135,7 +135,7 @@ def prepare(
         compose_for_pods([*overrides, trial])
     manifests = []
     if cfg.cluster.manifest:
-        manifests = render.render(cfg, overrides)
+        manifests = patch.apply(cfg, render.render(cfg, overrides))
     return cfg, manifests
 
 

@@ -79,7 +79,7 @@ def build_foreign_error(
     author = describe_author(found)
     target = labels.get(TARGET)
     ours = kubectl.find_identity(manifests)
-    is_ours_elsewhere = ours | {TARGET: target} == ours | read_identity(labels)
+    is_ours_elsewhere = all(labels.get(key) == ours[key] for key in (RUN, PROJECT))
     if not is_ours_elsewhere:
         return ConfigError(
             f"{cfg.run_id}: {place} belongs to the run {labels[RUN]} of the project "
@@ -90,8 +90,3 @@ def build_foreign_error(
         f"on all clusters; cancel it first (samestep cancel {cfg.run_id} cluster={target}), or "
         "choose another RUN_ID"
     )
-
-
-def read_identity(labels: dict[str, str]) -> dict[str, str]:
-    """Read from the labels of an object whose it is."""
-    return {key: labels[key] for key in (RUN, PROJECT, TARGET) if key in labels}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
-from samestep.launch import kubectl, render
+from samestep.launch import kubectl, patch, render
 from samestep.launch.render import Manifest
 
 CLAIM = "PersistentVolumeClaim"
@@ -28,7 +28,9 @@ def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Manifest]:
     cfg.cluster.subdomain = None
     cfg.cluster.rendezvous = []
     cfg.cluster.torchrun = []
-    manifests = render.render(cfg, overrides)
+    # It is for the Job that trains.
+    cfg.cluster.job_patch = None
+    manifests = patch.apply(cfg, render.render(cfg, overrides))
     (container,) = manifests[-1]["spec"]["template"]["spec"]["containers"]
     container["command"] = PROGRAM
     return manifests
