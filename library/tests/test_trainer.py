@@ -14,12 +14,15 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 
 from library.tests.kit import Net, batches, check_same, fit, rows, weights
 from library.tests.programs import environment, free_port, run, run_code, run_ranks
 from samestep import Trainer
 from samestep.errors import ConfigError
+from samestep.node import agent
+from samestep.ranks import run_dirs
 from samestep.run import record
 from samestep.run.copies import KeepsCopy
 
@@ -469,6 +472,22 @@ def test_a_template_that_names_lightnings_folders_changes_nothing_else(
     assert "no effect" not in out
 
 
+def test_a_process_that_becomes_the_agent_leaves_the_notes_to_its_ranks(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("samestep.arguments._noted", set())
+    monkeypatch.setattr(run_dirs, "hand_on", lambda: None)
+    monkeypatch.setattr(agent, "this_program", list)
+    monkeypatch.setattr(agent, "start", lambda *program, **options: 3)
+    saver = ModelCheckpoint(tmp_path / "checkpoints")
+    options: Any = {"accelerator": "cpu", "default_root_dir": "logs", "callbacks": saver}
+    with pytest.raises(SystemExit, match="3"):
+        Trainer(run_dir=tmp_path, devices=2, **options)
+    assert capsys.readouterr().out == ""
+    Trainer(run_dir=tmp_path, devices=1, **options)
+    assert capsys.readouterr().out.count("Note: ") == 2
+
+
 CONTRADICTIONS = {
     "Trainer(run_dir='r', overfit_batches=1)": "overfit_batches=1",
     "Trainer(run_dir='r', reload_dataloaders_every_n_epochs=1)": "reload_dataloaders_every",
@@ -570,10 +589,15 @@ def test_hydra_takes_the_class_and_the_program_keeps_its_hook(tmp_path: Path):
     before = sys.excepthook
     sys.excepthook = sys.__excepthook__  # an earlier test may have left that of its Trainer
     try:
-        options = {"run_dir": str(tmp_path), "accelerator": "cpu", "logger": False}
+        options = {"run_dir": str(tmp_path), "accelerator": "cpu", "devices": 1}
+        config = {"_target_": "samestep.Trainer", **options}
+        # As the leading Hydra template, whose lists become ListConfigs.
+        saver, tracker = ModelCheckpoint(), CSVLogger(tmp_path)
         for _ in range(2):
-            trainer = instantiate({"_target_": "samestep.Trainer", **options})
+            trainer = instantiate(config, callbacks=[saver], logger=[tracker], plugins=[])
             assert isinstance(trainer, Trainer)
+            assert saver in trainer.callbacks
+            assert trainer.loggers[0] is tracker
         assert sys.excepthook.before is sys.__excepthook__  # type: ignore[attr-defined]
         seen = []
         sys.excepthook.before = lambda *error: seen.append(error[0])  # type: ignore[attr-defined]

@@ -37,7 +37,8 @@ def as_list(value: Any) -> list[Any]:
     """What Lightning takes as one object, as several, or as None."""
     if value is None:
         return []
-    if isinstance(value, (list, tuple)):
+    # Hydra passes a ListConfig, which is no list. A text is one object, such as a plugin's name.
+    if isinstance(value, Iterable) and not isinstance(value, (str, L.Callback)):
         return [*value]
     return [value]
 
@@ -108,25 +109,26 @@ def check_tuner(callbacks: list[L.Callback]) -> None:
             )
 
 
-def check_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:
-    """Give checkpoints and files of the user's callbacks a place beside those of the run.
-
-    Raises:
-        ConfigError: if they would take the places of the run's own.
-    """
+def check_callbacks(callbacks: Sequence[L.Callback]) -> None:
+    """Raise a ConfigError for a callback of the user that a run cannot have."""
     has_progress = of_kind(callbacks, ShowsProgress)
     for callback in callbacks:
         check_supported(callback, "callbacks")
+        if has_progress and isinstance(callback, ProgressBar):
+            raise ConfigError(
+                f"callbacks: leave out {type(callback).__name__}; Progress draws a bar already"
+            )
+
+
+def place_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:
+    """Give checkpoints and files of the user's callbacks a place beside those of the run."""
+    for callback in callbacks:
         if isinstance(callback, ModelCheckpoint):
             place_model_checkpoint(callback, run_dir)
         # Of LightningCLI: the run has a config.yaml of its own, and the same command resumes.
         if type(callback).__name__ == "SaveConfigCallback":
             callback.config_filename = "cli.yaml"  # type: ignore[attr-defined]
             callback.overwrite = True  # type: ignore[attr-defined]
-        if has_progress and isinstance(callback, ProgressBar):
-            raise ConfigError(
-                f"callbacks: leave out {type(callback).__name__}; Progress draws a bar already"
-            )
 
 
 def complete_callbacks(
@@ -167,8 +169,6 @@ def trackers_of(logger: Logger | Iterable[Logger] | bool | None) -> list[Logger]
     """The trackers that the user gives; True would be Lightning's own, and there is metrics.csv."""
     if isinstance(logger, bool):
         return []
-    if isinstance(logger, Iterable):
-        return [*logger]
     return as_list(logger)
 
 

@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 
 from samestep import arguments, fit_checks, loops, option_names
 from samestep.callbacks.attributes import Attributes
-from samestep.callbacks.checkpoints import Checkpoints, progress_of
+from samestep.callbacks.checkpoints import Checkpoints, keep_scores, progress_of
 from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights, sum_of_bits
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
@@ -163,7 +163,7 @@ class Trainer(L.Trainer):
         arguments.check_options({**options, "strategy": strategy, "mode": mode})
         plugins, unused = arguments.take_unused(options, plugins, run_dir)
         environment.use_srun_ranks()
-        arguments.check_callbacks(own, run_dir)
+        arguments.check_callbacks(own)
         self.spec: RunSpec = replace(
             added,
             run_dir=run_dir,
@@ -189,7 +189,9 @@ class Trainer(L.Trainer):
             run_dirs.hand_on()
             device_option.name_to_ranks(devices)
             sys.exit(agent.start(agent.this_program(), num_processes, run_id=self.spec.run_id))
+        # Not before: the process of the agent is no rank, and rank zero prints the notes.
         arguments.note_unused(unused)
+        arguments.place_callbacks(own, run_dir)
         environment.limit_threads()
         silence_expected_warnings()
         L.seed_everything(seed, workers=True, verbose=False)
@@ -463,6 +465,7 @@ class Trainer(L.Trainer):
             return
         for checkpoints in compat.callbacks_of(self, Checkpoints):
             checkpoints.take_best(found)
+        keep_scores(self, found["callbacks"])
         for key, callback in self._stateful().items():
             if key in found["callbacks"]:
                 callback.load_state_dict(found["callbacks"][key])

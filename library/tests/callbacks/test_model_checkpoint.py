@@ -84,6 +84,27 @@ def test_it_names_the_same_files_as_in_lightning_also_after_interruptions(tmp_pa
     assert fit_with_savers(tmp_path / "killed") == wanted
 
 
+def test_the_best_is_that_of_all_processes_where_each_has_a_folder_of_its_own(tmp_path: Path):
+    """As in the leading Hydra template, whose folders have the time in their names."""
+    folders = iter("abc")
+    savers: list[ModelCheckpoint] = []
+
+    def callbacks() -> list[L.Callback]:
+        folder = tmp_path / next(folders)
+        savers.append(ModelCheckpoint(folder, monitor="val/score", filename="{epoch}"))
+        return [*savers[-1:]]
+
+    data: Any = {"data": lambda: batches(shuffle=False), "callbacks": callbacks, "max_epochs": 4}
+    fit(tmp_path / "run", lambda: Scores(3.0, 1.0, 2.0, 1.5), places=[(2, 1)], **data)
+    # "Nothing to do": a script tests the same file.
+    fit(tmp_path / "run", lambda: Scores(3.0, 1.0, 2.0, 1.5), **data)
+    best = str(tmp_path / "a/epoch=1.ckpt")
+    for saver in savers:
+        assert saver.best_model_path == best
+        assert saver.best_model_score == 1.0
+    assert [str(path) for path in tmp_path.glob("?/*.ckpt")] == [best]
+
+
 def test_what_another_run_of_this_name_has_left_elsewhere_is_not_replaced(tmp_path: Path):
     def callbacks() -> list[L.Callback]:
         return [ModelCheckpoint(tmp_path / "kept", filename="mine", save_top_k=-1)]

@@ -1,5 +1,6 @@
 """What ``devices`` means on four GPUs, and on none."""
 
+from collections import UserList
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from samestep.ranks import environment
 ON_GPUS = {  # processes, by what is typed
     2: 2, "2": 2, 1: 1, "1": 1, "auto": 4, -1: 4, "-1": 4, "0,1": 2, "3, 1": 2, "1,": 1,
 }  # fmt: skip
-LISTS: list[tuple[Any, int]] = [([1], 1), ([1, 3], 2), ((0, 2), 2)]
+OF_HYDRA = UserList([3, 0])  # a sequence and no list, as its ListConfig
+LISTS: list[tuple[Any, int]] = [([1], 1), ([1, 3], 2), ((0, 2), 2), (OF_HYDRA, 2)]
 
 
 @pytest.fixture

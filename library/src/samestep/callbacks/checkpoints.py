@@ -193,12 +193,11 @@ class Checkpoints(Checkpoint):
         Raises:
             Stopped: on every rank, if one of them got a signal.
         """
-        is_due = self._has_improved or time.monotonic() - self._saved_at > self.every_s
         has_new_step = trainer.global_step > self._saved_step
         # Rank zero alone says when a save is due: clocks and metrics of the ranks differ. A signal
         # may have come to any of them.
         agreed = stopping.agreed(
-            save=is_due and has_new_step and trainer.is_global_zero,
+            save=has_new_step and self._is_due() and trainer.is_global_zero,
             busy=self._checkpoint_io.is_writing(),
         )
         must_save = agreed.save or agreed.asked or agreed.signum > 0
@@ -207,13 +206,23 @@ class Checkpoints(Checkpoint):
         elif not agreed.busy:
             # All ranks have written their shards of the checkpoint before.
             self._commit(trainer)
-        signum = agreed.signum
-        if agreed.requeue and self._requeue(trainer):
-            signum = signum or signal.SIGUSR1
+        signum = self._signal_to_stop(trainer, agreed)
         if signum:
             raise Stopped(signum)
         if agreed.asked:
             print_note(trainer, f"Saved after step {trainer.global_step}, as a signal has asked.")
+
+    def _is_due(self) -> bool:
+        """Whether this rank would save: for its best weights, or because time has passed."""
+        return self._has_improved or time.monotonic() - self._saved_at > self.every_s
+
+    def _signal_to_stop(self, trainer: L.Trainer, agreed: stopping.Agreement) -> int:
+        """The signal with which all ranks stop now; 0 for none. Every rank calls this."""
+        # A signal that stops the run anyway gives the exit code; the job is queued all the same.
+        is_requeued = agreed.requeue and self._requeue(trainer)
+        if is_requeued and not agreed.signum:
+            return signal.SIGUSR1
+        return agreed.signum
 
     def _requeue(self, trainer: L.Trainer) -> bool:
         """Queue the job of Slurm again; whether the run must stop. Every rank calls this."""
@@ -300,6 +309,8 @@ class Checkpoints(Checkpoint):
         self._kept = state["kept"]
         for saver in callbacks_of(trainer, ModelCheckpoint):
             set_saver(saver, state["savers"].get(saver.state_key, {}))
+        # Lightning gives each callback its state after this.
+        keep_scores(trainer, checkpoint["callbacks"])
         own = manifest.read(Path(str(trainer.ckpt_path)))
         if own is not None:
             self._resumed_age = own.age
@@ -517,6 +528,21 @@ def place_model_checkpoint(saver: ModelCheckpoint, run_dir: Path) -> None:
                 flush=True,
             )
     saver.dirpath = str(folder)
+
+
+def keep_scores(trainer: L.Trainer, states: dict[str, Any]) -> None:
+    """Let each ModelCheckpoint keep its scores where its folder has another name than before.
+
+    The folder of a template may have the time in its name. Lightning would forget the scores then,
+    and take the next checkpoint for the best, however bad it is.
+
+    Args:
+        trainer: of the savers.
+        states: of callbacks by their keys, from a checkpoint; those of savers are replaced.
+    """
+    for saver in callbacks_of(trainer, ModelCheckpoint):
+        if saver.state_key in states:
+            states[saver.state_key] = {**states[saver.state_key], "dirpath": saver.dirpath}
 
 
 def progress_of(trainer: L.Trainer) -> dict[str, Any]:

@@ -31,13 +31,26 @@ def read(devices: Any) -> int | str | list[int]:
     value = parse(devices) if isinstance(devices, str) else devices
     if isinstance(value, str) and value == "auto":
         return value
-    if type(value) is int and (value == ALL or value > 0):
-        return value
-    if isinstance(value, (list, tuple)):
-        is_numbers = all(type(item) is int and item >= 0 for item in value)
-        if value and is_numbers and len({*value}) == len(value):
-            return [*value]
+    if is_number(value):
+        return int(value)
+    if is_list_of_gpus(value):
+        return [*value]
     raise ConfigError(f"{setting('devices', devices)}: {RULE}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number of processes, or stands for all GPUs."""
+    # True is an int, too.
+    return type(value) is int and (value == ALL or value > 0)
+
+
+def is_list_of_gpus(value: Any) -> bool:
+    """Whether it holds different numbers of GPUs."""
+    # Hydra passes a ListConfig, which is a sequence and no list.
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return False
+    is_numbers = all(type(item) is int and item >= 0 for item in value)
+    return len(value) > 0 and is_numbers and len({*value}) == len(value)
 
 
 def parse(text: str) -> Any:
@@ -62,31 +75,38 @@ def count(accelerator: str, devices: Any) -> int:
     gpus = num_gpus(accelerator)
     if wanted == "auto":
         return max(1, gpus)
-    needs_gpus = gpus > 0 or accelerator in GPUS
     text = setting("devices", devices)
     if isinstance(wanted, list):
-        # Lightning knows other devices by numbers too, such as a TPU.
-        if len(wanted) == 1 and accelerator not in ("auto", "cpu", *GPUS):
-            return 1
-        if not needs_gpus:
-            raise ConfigError(f"{text}: names GPUs, and this run is on CPUs; give a number")
-        check_known(wanted, gpus, text)
+        check_list(wanted, accelerator, gpus, text)
         return len(wanted)
     assert isinstance(wanted, int)
-    if wanted == ALL and gpus == 0:
+    if wanted != ALL:
+        check_number(wanted, accelerator, gpus, text)
+        return wanted
+    if gpus == 0:
         raise ConfigError(
             f"{text}: means all GPUs, and there are none here; give a number of processes"
         )
+    return gpus
+
+
+def check_number(wanted: int, accelerator: str, gpus: int, text: str) -> None:
+    """Raise a ConfigError, which begins with ``text``, if there are fewer GPUs than processes."""
+    needs_gpus = gpus > 0 or accelerator in GPUS
     if needs_gpus and wanted > gpus:
         raise ConfigError(
             f"{text}: this machine has {gpus} GPUs; choose fewer, or "
             f"{setting('accelerator', 'cpu')}"
         )
-    return gpus if wanted == ALL else wanted
 
 
-def check_known(named: Sequence[int], gpus: int, text: str) -> None:
+def check_list(named: Sequence[int], accelerator: str, gpus: int, text: str) -> None:
     """Raise a ConfigError, which begins with ``text``, if a number names none of the GPUs."""
+    if accelerator not in ("auto", "cpu", *GPUS) and len(named) == 1:
+        # Lightning knows other devices by numbers too, such as a TPU.
+        return
+    if gpus == 0 and accelerator not in GPUS:
+        raise ConfigError(f"{text}: names GPUs, and this run is on CPUs; give a number")
     if max(named) >= gpus:
         raise ConfigError(
             f"{text}: this machine has {gpus} GPUs, counted from 0; choose others, or make "
