@@ -31,6 +31,7 @@ from torchmetrics import MeanSquaredError
 
 from library.tests.canaries import Sources, check_sources
 from library.tests.kit import Net, batches, fit, flat, on_ranks
+from library.tests.programs import run_code
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.ranks import compat, epoch_logs, process_group
 
@@ -298,3 +299,31 @@ def test_parameters_that_one_rank_leaves_out_are_named(tmp_path: Path, way: str,
     assert f"without a gradient, and DDP waits for them: {names}; use" in done.stderr
     assert "strategy=ddp_find_unused_parameters_true" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+UNFINISHED = """
+import time
+import torch
+from torch import distributed as dist
+from samestep.ranks import compat
+
+dist.init_process_group("gloo")
+store = dist.distributed_c10d._get_default_store()
+is_first = dist.get_rank() == 0
+groups = [None, dist.new_group()]
+if not is_first:
+    store.get("forgotten")
+    time.sleep(0.5)  # the first rank destroys its groups now
+for group in groups:
+    dist.all_reduce(torch.ones(1), group=group, async_op=True)
+del groups, group
+if is_first:
+    store.set("forgotten", "")
+compat.destroy_groups()
+print("ended")
+"""
+
+
+def test_a_group_ends_whose_thread_needs_the_gil():
+    # Only the thread has the tensor still. Before torch 2.8, dist.destroy_process_group never ends.
+    assert run_code(UNFINISHED, nodes=(2,)).stdout.split() == ["ended", "ended"]

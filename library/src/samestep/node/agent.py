@@ -134,9 +134,10 @@ def make_handler(parameters: "RendezvousParameters") -> "RendezvousHandler":
 SHUTDOWN_TIMEOUT_S = 30
 """torchrun's own, of 2.15."""
 NEWER_OPTIONS = (
-    "numa_options", "duplicate_stdout_filters", "duplicate_stderr_filters", "virtual_local_rank",
+    "event_log_handler", "numa_options", "duplicate_stdout_filters", "duplicate_stderr_filters",
+    "virtual_local_rank",
 )  # fmt: skip
-"""Options of torchrun that torch 2.8 does not have."""
+"""Options of torchrun that torch 2.6 lacks; 2.8 has the first."""
 
 OF_TORCH = Rendezvous(make_handler, is_loss=lambda error: False)
 
@@ -287,7 +288,6 @@ def worker_spec(
         master_addr=master_addr,
         master_port=master_port,
         local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler,
         **newer_options(config),
     )
 

@@ -68,7 +68,7 @@ def all_gather(tensor: Tensor) -> list[Tensor]:
 def averages_on_cpu() -> bool:
     """Whether gloo averages gradients over parts, as FSDP asks it to; all ranks must call this.
 
-    That of torch 2.8 adds them up instead, without a word. Another backend may do neither.
+    That of torch 2.8 adds them up instead, without a word. That of torch 2.6 raises.
     """
     mean, ones = torch.zeros(1), torch.ones(num_ranks())
     try:

@@ -171,6 +171,7 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
     Lightning-AI/pytorch-lightning issue 20340.
     """
     from lightning.pytorch.strategies import DDPStrategy
+    from torch.nn.parallel import DistributedDataParallel
 
     strategy: Any = trainer.strategy
     if DDPStrategy not in type(strategy).__mro__:
@@ -194,8 +195,10 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
             strategy.model._remove_autograd_hooks()
             strategy.model = strategy.lightning_module
             options = strategy._ddp_kwargs
-            # The ranks have equal weights already; their buffers differ within an epoch.
-            strategy._ddp_kwargs = {**options, "init_sync": False}
+            # The ranks have equal weights already; their buffers differ within an epoch. torch 2.6
+            # lacks this option, and leaves the buffers out by ``broadcast_buffers``.
+            if takes(DistributedDataParallel.__init__, "init_sync"):
+                strategy._ddp_kwargs = {**options, "init_sync": False}
             note_and_configure()
             strategy._ddp_kwargs = options
         return step(*args, **named)
@@ -590,18 +593,20 @@ def before_monitoring(agent: "LocalElasticAgent", hook: "Callable[[WorkerGroup],
 def end_processes_within(agent: "LocalElasticAgent", seconds: int) -> None:
     """Let torchrun's agent kill its processes so many seconds after a signal, and no sooner.
 
-    Before torch 2.15 these are 30 seconds, in which a run may not be able to save.
+    Before torch 2.15 these are 30 seconds, in which a run may not be able to save. torch 2.6 also
+    closes the rendezvous then, where the nodes must meet again.
     """
     shut_down: Callable[..., None] = agent._shutdown
     if takes(shut_down, "timeout"):
         agent._shutdown_timeout = seconds
         return
+    stays_open = {"is_restart": True} if takes(shut_down, "is_restart") else {}
 
-    def shut_down_in_time(death_sig: signal.Signals = signal.SIGTERM) -> None:
+    def shut_down_in_time(death_sig: signal.Signals = signal.SIGTERM, **_: Any) -> None:
         processes: Any = agent._pcontext
         if processes is not None:
             processes.close = partial(type(processes).close, processes, timeout=seconds)
-        shut_down(death_sig)
+        shut_down(death_sig, **stays_open)
 
     agent._shutdown = shut_down_in_time  # type: ignore[assignment, method-assign]
 
@@ -635,6 +640,32 @@ def forget_sharding(module: Any) -> None:
         for name in STEPS:
             vars(part).pop(name, None)
         part.__class__ = class_of(part)
+
+
+def destroy_groups() -> None:
+    """Destroy all process groups; the GIL is free while their threads end.
+
+    A thread of gloo needs the GIL to give up the last tensor that it has sent. Before torch 2.8 a
+    group keeps the GIL while it waits for these threads, so that the process may hang. A backend
+    releases it. Upstream: pytorch/pytorch pull request 154976.
+    """
+    from torch import distributed as dist
+
+    backends = backends_of_groups()
+    dist.destroy_process_group()
+    # Last, or a group would destroy its backends itself.
+    backends.clear()
+
+
+def backends_of_groups() -> list[Any]:
+    """The gloo and NCCL of every process group; nothing here may keep a group itself."""
+    from torch.distributed.distributed_c10d import _world
+
+    backends: list[Any] = []
+    for group in _world.pg_map:
+        for device in group._device_types:
+            backends.append(group._get_backend(device))
+    return backends
 
 
 def leave_ranks() -> None:

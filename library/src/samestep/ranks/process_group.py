@@ -17,7 +17,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import option
-from samestep.ranks import collectives, devices, environment, failure, network, stopping
+from samestep.ranks import (
+    collectives,
+    compat,
+    devices,
+    environment,
+    failure,
+    network,
+    stopping,
+)
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -44,7 +52,7 @@ def leave() -> None:
     """Destroy the group that ``init`` has made, but not one that the caller created."""
     global _store
     if _store is not None and dist.is_initialized():
-        dist.destroy_process_group()
+        compat.destroy_groups()
     _store = None
 
 
