@@ -64,7 +64,8 @@ class Environment:
 
 
 ENVIRONMENTS = [
-    Environment("3.11", "2.8.0", "2.5.6", is_lowest=True),
+    Environment("3.11", "2.6.0", "2.5.6", is_lowest=True),
+    Environment("3.11", "2.6.0", "2.5.6"),
     Environment("3.11", "2.8.0", "2.5.6"),
     Environment("3.12", "2.8.0", "2.6.6"),
     Environment("3.12", "2.11.0", "2.5.6"),
