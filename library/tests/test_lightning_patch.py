@@ -15,7 +15,8 @@ from lightning.pytorch import Trainer as Imported
 from lightning.pytorch.plugins import TorchCheckpointIO
 
 import samestep
-from library.tests.kit import Killed, Net, Observer, batches
+from library.tests.callbacks.test_stand_ins import OfLibrary as SavesObjects
+from library.tests.kit import Killed, Net, Observer, batches, on_ranks
 from samestep import ConfigError, arguments, patch_lightning
 from samestep.callbacks.watchdog import Watchdog
 from samestep.ranks import stopping
@@ -51,19 +52,23 @@ def nothing_is_noted_yet(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(arguments, "_noted", set())
 
 
-def train(run_dir: Path, left: list[list[Any]], how: str = "SIGTERM") -> list[Net]:
+def train(
+    run_dir: Path, left: list[list[Any]], how: str = "SIGTERM", kind: type[Any] = Predicts
+) -> list[Any]:
     """A program that trains two modules by a library, and starts again when it was disturbed.
 
     Args:
         run_dir: of both.
         left: where each of them is disturbed.
         how: of ``Observer``.
+        kind: the class of the modules.
     """
     trainers: list[L.Trainer] = []
     while True:
         try:
             with patch_lightning(run_dir=run_dir, plugins=[TorchCheckpointIO()]):
-                return list(train_once(trainers, [Observer(places, how) for places in left]))
+                observers = [Observer(places, how) for places in left]
+                return list(train_once(trainers, observers, kind))
         except (stopping.Stopped, Killed):
             stopping.uninstall()
             for callback in trainers[-1].callbacks:
@@ -71,12 +76,14 @@ def train(run_dir: Path, left: list[list[Any]], how: str = "SIGTERM") -> list[Ne
                     callback.stop()
 
 
-def train_once(trainers: list[L.Trainer], observers: list[Observer]) -> Iterator[Net]:
+def train_once(
+    trainers: list[L.Trainer], observers: list[Observer], kind: type[Any]
+) -> Iterator[Any]:
     for number, observer in enumerate(observers):
         options: Any = QUIET | {"callbacks": [observer], "num_sanity_val_steps": 0}
         trainer = OfLibrary("good", **options) if number else Imported(**options)
         trainers.append(trainer)
-        model = Predicts()
+        model = kind()
         trainer.fit(model, batches(shuffle=True), batches(shuffle=False))
         yield model
 
@@ -94,6 +101,23 @@ def test_each_trainer_of_a_library_continues_its_own_run(tmp_path: Path, how: st
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["1", "2"]
 
 
+def compare_on_each_rank(folder: str) -> None:
+    """Modules with objects in their checkpoints; both are killed, and then stopped."""
+    whole = train(Path(folder, "whole"), [[], []], kind=SavesObjects)
+    places: list[list[Any]] = [[(1, 1), (1, 2)], [(0, 1), (1, 0)]]
+    parts = train(Path(folder, "parts"), places, "both", SavesObjects)
+    assert places == [[], []]
+    for module, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(other.state_dict(), module.state_dict(), rtol=0, atol=0)
+        assert other.scale.seen == {"steps": 8}
+        torch.testing.assert_close(other.scale.factor, module.scale.factor, rtol=0, atol=0)
+
+
+def test_two_ranks_of_a_library_continue_with_their_objects(tmp_path: Path):
+    done = on_ranks(compare_on_each_rank, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
 def test_arguments_without_an_effect_are_named_once(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train(Path("runs"), [[], []])
@@ -106,13 +130,18 @@ def test_arguments_without_an_effect_are_named_once(tmp_path: Path, capsys, monk
 
 def test_lightning_is_patched_for_a_block_only(tmp_path: Path):
     signature = inspect.signature(L.Trainer), inspect.signature(L.Trainer.__init__)
-    with patch_lightning(run_dir=tmp_path, seed=3) as patch:
-        ours = L.Trainer(**QUIET), OfLibrary("good", **QUIET)
+    theirs, mine = L.Callback(), L.Callback()
+    given: dict[str, Any] = QUIET | {"callbacks": theirs}
+    with patch_lightning(run_dir=tmp_path, seed=3, max_epochs=5, callbacks=[mine]) as patch:
+        ours = L.Trainer(**given), OfLibrary("good", **given)
         assert (inspect.signature(pl.Trainer), inspect.signature(L.Trainer.__init__)) == signature
         assert samestep.Trainer(run_dir=tmp_path / "own", **QUIET).spec.run_dir.name == "own"
     for trainer in ours:
         assert isinstance(trainer, samestep.Trainer)
         assert trainer.spec.seed == 3
+        # The library says 2.
+        assert trainer.max_epochs == 5
+        assert {theirs, mine} <= {*trainer.callbacks}
     assert isinstance(ours[1], OfLibrary)
     assert type(ours[1]).__name__ == "OfLibrary"
     assert [trainer.spec.run_dir.name for trainer in ours] == ["1", "2"]
