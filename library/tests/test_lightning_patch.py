@@ -128,7 +128,7 @@ def test_arguments_without_an_effect_are_named_once(tmp_path: Path, capsys, monk
     assert "default_root_dir (the run writes to run_dir, runs/2)" in notes[1]
 
 
-def test_lightning_is_patched_for_a_block_only(tmp_path: Path):
+def test_lightning_is_patched_for_a_block_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     signature = inspect.signature(L.Trainer), inspect.signature(L.Trainer.__init__)
     theirs, mine = L.Callback(), L.Callback()
     given: dict[str, Any] = QUIET | {"callbacks": theirs}
@@ -147,24 +147,33 @@ def test_lightning_is_patched_for_a_block_only(tmp_path: Path):
     assert [trainer.spec.run_dir.name for trainer in ours] == ["1", "2"]
     assert patch.num_trainers == 2
     assert type(L.Trainer(**QUIET)) is L.Trainer
-    one_line = patch_lightning(run_dir=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    one_line = patch_lightning(run_dir="runs")
     try:
-        assert isinstance(Imported(**QUIET), samestep.Trainer)
+        # As a library may do before it builds its Trainer.
+        monkeypatch.chdir(Path.cwd().parent)
+        trainer = Imported(**QUIET)
+        assert isinstance(trainer, samestep.Trainer)
+        assert trainer.spec.run_dir == tmp_path / "runs/1"
     finally:
         one_line.undo()
 
 
-def test_a_trainer_that_only_predicts_takes_the_weights_of_its_module(tmp_path: Path):
+def test_a_module_that_is_given_is_evaluated_with_the_weights_that_it_has(tmp_path: Path):
     model = Predicts()
     with torch.no_grad():
         model.head.weight.fill_(0.25)
+    theirs: Any = L.Trainer(**QUIET).predict(model, batches(shuffle=False))
     with patch_lightning(run_dir=tmp_path / "runs"):
-        ours = L.Trainer(**QUIET).predict(model, batches(shuffle=False))
-    theirs = L.Trainer(**QUIET).predict(model, batches(shuffle=False))
-    assert ours is not None
-    assert theirs is not None
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    assert not (tmp_path / "runs").exists()
+        found = [L.Trainer(**QUIET).predict(model, batches(shuffle=False))]
+        assert not (tmp_path / "runs").exists()
+        trained, trainer = Predicts(), L.Trainer(**QUIET)
+        trainer.fit(trained, batches(), batches(shuffle=False))
+        trained.load_state_dict(model.state_dict())
+        found.append(trainer.predict(trained, batches(shuffle=False)))
+    for ours in found:
+        assert ours is not None
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 def test_a_second_lightning_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Objects that the module of a library saves into its checkpoints."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torchmetrics import MeanMetric, MetricCollection
 
 from library.tests.kit import Net, batches, check_exact, fit
 from samestep.callbacks.stand_ins import MARK, StandIns
+from samestep.ranks import environment
 from samestep.run.checkpoint import CheckpointError, load
 
 
@@ -90,6 +92,21 @@ def test_an_object_that_changes_and_cannot_be_kept_is_named_once(tmp_path: Path,
     (note,) = [line for line in lines if "no checkpoint holds all their values" in line]
     assert "specials.others.1." in note
     assert "scale" not in note
+
+
+def test_values_that_cannot_be_restored_are_noted_by_rank_zero(capsys, monkeypatch):
+    def decode(self, own, values):
+        raise ValueError
+
+    module = OfLibrary()
+    saved = StandIns(module)._describe((), module.scale, set())
+    module.scale.step()
+    monkeypatch.setattr("samestep.callbacks.stand_ins.Decoder.decode", decode)
+    for rank in (0, 1):
+        monkeypatch.setattr(environment, "rank", partial(int, rank))
+        found = StandIns(module).put_back({"specials": {"others": [saved]}})
+        assert found["specials"]["others"] == [module.scale]
+    assert capsys.readouterr().out.count("values of specials.others.0 that cannot be restored") == 1
 
 
 @pytest.mark.parametrize("name", ["os:system", "torch.nn.modules.loss:L1Loss"])

@@ -15,7 +15,6 @@ from typing import Any
 import lightning as L
 from torch import nn
 
-from samestep.callbacks.notes import join_names
 from samestep.callbacks.state_codec import (
     MISSING,
     UNTRACKED,
@@ -25,6 +24,7 @@ from samestep.callbacks.state_codec import (
     name_of,
     storage_of,
 )
+from samestep.ranks import environment
 from samestep.run.checkpoint import CheckpointError, find_unreadable
 
 log = logging.getLogger(__name__)
@@ -154,11 +154,13 @@ class StandIns:
         # Code of the object runs here, and may raise anything.
         except Exception:
             log.debug("%s cannot be restored", path, exc_info=True)
-            print(
-                f"Note: the checkpoint holds values of {join_names([path])} that cannot be "
-                "restored in this program. The run continues with their first values",
-                flush=True,
-            )
+            # Every rank reads the checkpoint.
+            if environment.rank() == 0:
+                print(
+                    f"Note: the checkpoint holds values of {path} that cannot be restored in this "
+                    "program. The run continues with their first values",
+                    flush=True,
+                )
             return own
 
 
