@@ -97,8 +97,9 @@ def test_the_best_is_that_of_all_processes_where_each_has_a_folder_of_its_own(tm
     data: Any = {"data": lambda: batches(shuffle=False), "callbacks": callbacks, "max_epochs": 4}
     fit(tmp_path / "run", lambda: Scores(3.0, 1.0, 2.0, 1.5), places=[(2, 1)], **data)
     # "Nothing to do": a script tests the same file.
-    fit(tmp_path / "run", lambda: Scores(3.0, 1.0, 2.0, 1.5), **data)
+    (part,) = fit(tmp_path / "run", lambda: Scores(3.0, 1.0, 2.0, 1.5), **data)
     best = str(tmp_path / "a/epoch=1.ckpt")
+    part.trainer.test(part.module, batches(shuffle=False), ckpt_path=best, verbose=False)
     for saver in savers:
         assert saver.best_model_path == best
         assert saver.best_model_score == 1.0

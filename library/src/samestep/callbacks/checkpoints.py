@@ -297,6 +297,8 @@ class Checkpoints(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Remember all of it, and repair the links, if this is a run that continues."""
+        # Lightning gives each callback its state after this; a file of weights has none.
+        keep_scores(trainer, checkpoint.get("callbacks", {}))
         if trainer.state.fn != "fit":
             # A callback that averages weights has just put those of training into the model.
             trainer.strategy.load_model_state_dict(checkpoint, strict=pl_module.strict_loading)
@@ -309,8 +311,6 @@ class Checkpoints(Checkpoint):
         self._kept = state["kept"]
         for saver in callbacks_of(trainer, ModelCheckpoint):
             set_saver(saver, state["savers"].get(saver.state_key, {}))
-        # Lightning gives each callback its state after this.
-        keep_scores(trainer, checkpoint["callbacks"])
         own = manifest.read(Path(str(trainer.ckpt_path)))
         if own is not None:
             self._resumed_age = own.age
