@@ -54,7 +54,9 @@ def test_a_run_says_how_it_goes_and_what_to_do_next(digits_run: Path):
     assert re.search(r"epoch 2/2 .* loss \d.* accuracy \d.* samples/s", said)
     assert re.search(r"test/accuracy +0\.\d+", said)
     assert f"samestep evaluate {digits_run}" in said
-    assert (digits_run.parent / "stderr.txt").read_text() == ""
+    warnings = (digits_run.parent / "stderr.txt").read_text().splitlines()
+    # That an older Lightning takes its steps more slowly is one line.
+    assert [line for line in warnings if "Lightning's own loop" not in line] == []
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):

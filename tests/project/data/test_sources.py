@@ -352,7 +352,8 @@ def test_pictures_have_the_same_bits_on_every_processor(tmp_path: Path):
     plain = environment() | {"ATEN_CPU_CAPABILITY": "default"}
     code = (
         "import torch; from pathlib import Path; from project.data.sources import read_image\n"
-        "assert torch.backends.cpu.get_cpu_capability() == 'DEFAULT'\n"
+        # The second name is that of older versions.
+        "assert torch.backends.cpu.get_cpu_capability() in ('DEFAULT', 'NO AVX')\n"
         "for name in ('photo.jpg', 'photo.png'):\n"
         "    images = [read_image(Path(name), 3, size) for size in (32, 224, 400)]\n"
         "    torch.save(images, name + '.pt')"
