@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -106,6 +107,13 @@ def test_an_install_that_broke_off_starts_over(clone: Clone, breaks_at: str):
     assert installs(clone.make("train")[1]) == FRESH
 
 
+def test_development_tools_that_broke_off_leave_no_environment_to_trust(clone: Clone):
+    clone.make("train")
+    done, _ = clone.make("test", breaks_at="requirements-dev.lock")
+    assert done.returncode == 2
+    assert installs(clone.make("train")[1]) == FRESH
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -131,8 +139,19 @@ def test_a_copied_or_damaged_environment_is_not_trusted(clone: Clone, tmp_path: 
     assert installs(clone.make("train")[1]) == FRESH
 
 
-@pytest.mark.parametrize("python", ["false", "no_such_python"])
+# Says that it is another version, which is the name of its file.
+OTHER_PYTHON = f"""#!/bin/sh
+exec {sys.executable} -c 'import sys
+sys.version_info = tuple(map(int, sys.argv[2].split(".")))
+exec(sys.argv[1])' "$2" "${{0##*/}}"
+"""
+
+
+@pytest.mark.parametrize("python", ["false", "no_such_python", "./3.10", "./3.15"])
 def test_a_python_that_does_not_fit_is_one_clear_line(clone: Clone, python: str):
+    if python.startswith("./"):
+        (clone.root / python).write_text(OTHER_PYTHON)
+        (clone.root / python).chmod(0o755)
     done, _ = clone.make("train", python=python)
     assert done.returncode == 2
     message, own_line_of_make = done.stderr.splitlines()
