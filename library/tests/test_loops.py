@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import inspect
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,6 @@ from torch.utils.data import (
     IterableDataset,
     TensorDataset,
     default_collate,
-    get_worker_info,
 )
 
 from library.tests.canaries import Sources, check_sources, needs_locked_lightning
@@ -373,7 +373,9 @@ class Blocks(Dataset[torch.Tensor]):
     def __getitem__(self, id: int) -> torch.Tensor:
         if id == 9 and (self.folder / "blocks").exists():
             (self.folder / "blocks").unlink()
-            rank = os.getppid() if get_worker_info() else os.getpid()
+            # Not getppid(): Python 3.14 starts loader processes by a server of its own.
+            starter = multiprocessing.parent_process()
+            rank = starter.pid if starter else os.getpid()
             os.system(f"(sleep 1; kill -TERM {rank}) &")
             time.sleep(30)
             (self.folder / "waited").touch()
