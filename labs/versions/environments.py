@@ -66,6 +66,7 @@ class Environment:
 ENVIRONMENTS = [
     Environment("3.11", "2.6.0", "2.5.6", is_lowest=True),
     Environment("3.11", "2.6.0", "2.5.6"),
+    Environment("3.13", "2.6.0", "2.6.6"),
     Environment("3.11", "2.8.0", "2.5.6"),
     Environment("3.12", "2.8.0", "2.6.6"),
     Environment("3.12", "2.11.0", "2.5.6"),
@@ -75,6 +76,7 @@ ENVIRONMENTS = [
     Environment("3.13", "2.15.0", "2.5.6"),
     Environment("3.12", "2.15.0", "2.6.6"),
     Environment("3.11", "2.15.0", "2.6.6"),
+    Environment("3.14", "2.15.0", "2.6.6"),
 ]
 """Every pair of torch and Lightning, and every pair of Python with either, but not all triples."""
 
