@@ -7,17 +7,22 @@ loader processes.
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch.utils.data import default_collate
 
 from library.tests.kit import Normalized, batches, check_same
 from library.tests.programs import PATIENCE_S, ROOT, environment, run_code
 from samestep import BatchLoader, Trainer
+from samestep.ranks import environment as ranks_environment
+from samestep.ranks import process
+from samestep.run import manifest
 from samestep.run.metrics import read_history
 
 FOLDER = Path(__file__).parent / "macos"
@@ -72,6 +77,21 @@ def test_a_run_on_macos_is_stopped_killed_and_continued(tmp_path: Path):
     assert log.count("The loss is not checked: that needs Linux") == 3
     (memory, *_) = (row["system/memory_gib"] for row in read_history(run_dir) if "lr" in row)
     assert 0.05 < memory < 100
+
+
+def test_what_macos_lacks_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What such a short run may do without: a closed terminal, and a checkpoint of megabytes."""
+    for module, name in (select, "poll"), (os, "sched_getaffinity"), (os, "posix_fadvise"):
+        monkeypatch.delattr(module, name, raising=False)
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert not process.has_hung_up(writer)
+    os.close(writer)
+    assert ranks_environment.cpus_per_rank() >= 1
+    monkeypatch.setattr(manifest, "BLOCK_BYTES", 4)
+    with (tmp_path / "file").open("wb") as file:
+        manifest.HashedFile(file).write(b"12345678")
+    assert (tmp_path / "file").read_bytes() == b"12345678"
 
 
 def test_windows_is_one_clear_line():
