@@ -1,6 +1,7 @@
 """When a run ends: what is counted, what is not, and what no controller may start again."""
 
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
@@ -20,9 +21,8 @@ def test_an_incident_of_all_nodes_is_one_failure_of_each(cluster: Cluster) -> No
     assert cluster.launch("k8s", "mine", "cluster.backoff_limit=1").returncode == 0
     until(lambda: len(cluster.pods("mine", "Failed")) == 2)
     cluster.until_training("mine")  # each waits 10 seconds
-    job = cluster.get("jobs", "mine")
-    assert job["status"]["failed"] == 2
-    assert not job["status"].get("conditions")
+    until(lambda: cluster.get("jobs", "mine")["status"].get("failed") == 2)
+    assert not cluster.get("jobs", "mine")["status"].get("conditions")
 
 
 def test_a_pod_that_fails_too_often_ends_the_run_at_once(cluster: Cluster) -> None:
@@ -61,49 +61,70 @@ def test_status_counts_pods_that_no_limit_counts(cluster: Cluster) -> None:
     assert "mine: pods were evicted, preempted or stopped 1 times, and replaced" in status
 
 
-def test_a_lost_node_is_named_with_the_way_out(cluster: Cluster) -> None:
-    """Nobody looks after this node: as after the loss of a machine, no pod on it ever ends."""
+@pytest.fixture
+def lost_node(cluster: Cluster) -> Iterator[str]:
+    """A node that nobody looks after: as after the loss of a machine, no pod on it ever ends."""
     name = f"lost-{cluster.namespace}"
-    path = f"/api/v1/nodes/{name}"
     taint = {"key": name, "effect": "NoSchedule"}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {name: "1"}}}
     assert cluster.call("POST", "/api/v1/nodes", node | {"spec": {"taints": [taint]}}).ok
-    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": now_and(hours=2)}
     capacity = {"cpu": "4", "memory": "8Gi", "pods": "9"}
-    status = {"conditions": [ready], "capacity": capacity, "allocatable": capacity}
-    merge(cluster, f"{path}/status", {"status": status})
-    try:
-        words = (f"cluster.node_selector={{{name}: '1'}}", "cluster.grace_s=2")
-        words += (f"cluster.tolerations=[{{key: {name}}}]", "cluster.shutdown_s=1")
-        assert cluster.launch("k8s", "mine", *words, "trainer.num_nodes=1").returncode == 0
-        (pod,) = until(lambda: [pod for pod in cluster.pods("mine") if "nodeName" in pod["spec"]])
-        running = {"name": "trainer", "image": "x:1", "imageID": "x", "ready": True}
-        running |= {"restartCount": 0, "started": True, "state": {"running": {}}}
-        place = cluster.path_of("pods", pod["metadata"]["name"])
-        merge(cluster, f"{place}/status", {
-            "status": {"phase": "Running", "containerStatuses": [running], "conditions": [
-                {"type": "Ready", "status": "True"}]}
-        })  # fmt: skip
-        evict(cluster, pod["metadata"]["name"])
-        # Its grace period is over after two seconds, and a minute later it is not slow but lost.
-        said = until(
-            lambda: "out-of-service=nodeshutdown" in (text := status_of(cluster)) and text,
-            pause_s=3,
-        )
-        assert f"mine: waits for {pod['metadata']['name']}, whose node does not answer" in said
-        assert f"kubectl taint nodes {name} " in said
-        assert cluster.call("DELETE", place, {"gracePeriodSeconds": 0}).ok  # delete --force
-        until(lambda: cluster.pods("mine", "Pending"))
-    finally:
-        assert cluster.call("DELETE", path).ok
+    status = {"capacity": capacity, "allocatable": capacity}
+    merge(cluster, f"/api/v1/nodes/{name}/status", {"status": status | condition("True")})
+    yield name
+    assert cluster.call("DELETE", f"/api/v1/nodes/{name}").ok
+
+
+def condition(status: str) -> Object:
+    return {"conditions": [{"type": "Ready", "status": status, "lastHeartbeatTime": now()}]}
+
+
+def test_a_lost_node_is_named_and_both_ways_out_lead_out(cluster: Cluster, lost_node: str) -> None:
+    pod = start_and_lose(cluster, lost_node)
+    # Its grace period is over after two seconds, and a minute later it is not slow but lost.
+    said = until(
+        lambda: "out-of-service=nodeshutdown" in (text := status_of(cluster)) and text, pause_s=3
+    )
+    assert f"mine: waits for {pod}, whose node does not answer" in said
+    assert f"kubectl taint nodes {lost_node} " in said
+    # For users: the Job itself never counts the pod as ended.
+    assert cluster.call("DELETE", cluster.path_of("pods", pod), {"gracePeriodSeconds": 0}).ok
+    assert cluster.samestep("cancel", "mine").returncode == 0
+    until(lambda: not cluster.left())
+    # For administrators.
+    pod = start_and_lose(cluster, lost_node)
+    path = f"/api/v1/nodes/{lost_node}"
+    merge(cluster, f"{path}/status", {"status": condition("False")})
+    out = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown"}
+    merge(cluster, path, {"spec": {"taints": [out | {"effect": "NoExecute"}]}})
+    until(lambda: pod not in [item["metadata"]["name"] for item in cluster.pods("mine", "Running")])
+    until(lambda: cluster.pods("mine", "Pending"))
+
+
+def start_and_lose(cluster: Cluster, node: str) -> str:
+    """Launch a run on a node that is lost when its pod runs; the pod is evicted in vain."""
+    words = (f"cluster.node_selector={{{node}: '1'}}", "cluster.grace_s=2")
+    words += (f"cluster.tolerations=[{{key: {node}}}]", "cluster.shutdown_s=1")
+    done = cluster.launch("k8s", "mine", *words, "trainer.num_nodes=1")
+    assert done.returncode == 0, done.stderr
+    (pod,) = until(lambda: [pod for pod in cluster.pods("mine") if "nodeName" in pod["spec"]])
+    running = {"name": "trainer", "image": "x:1", "imageID": "x", "ready": True}
+    running |= {"restartCount": 0, "started": True, "state": {"running": {}}}
+    status = {"phase": "Running", "containerStatuses": [running]}
+    name = str(pod["metadata"]["name"])
+    place = cluster.path_of("pods", name)
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    merge(cluster, f"{place}/status", {"status": status | ready})
+    evict(cluster, name)
+    return name
 
 
 def status_of(cluster: Cluster) -> str:
     return cluster.samestep("status", "mine").stdout
 
 
-def now_and(**more: int) -> str:
-    return (datetime.now(UTC) + timedelta(**more)).strftime("%Y-%m-%dT%H:%M:%SZ")
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def merge(cluster: Cluster, path: str, body: Object) -> None:

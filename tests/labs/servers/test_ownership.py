@@ -139,7 +139,7 @@ def test_what_the_cluster_would_reject_is_said_before_anything_exists(cluster: C
         ("k8s", "cluster.node_selector={a b: c}", "nodeSelector"),
         ("k8s", "cluster.priority_class=urgent", "there is no PriorityClass urgent"),
         ("k8s", "cluster.pull_secret=login", "login: there is no such Secret"),
-        ("jobset", "cluster.queue=nowhere", "nowhere: "),
+        ("k8s", "cluster.queue=nowhere", "nowhere: "),
     ):
         check_rejected(cluster, [*cluster.words(target), word], said)
     good = cluster.samestep("launch", "--check", *cluster.words("k8s"), RUN_ID="mine")

@@ -128,7 +128,7 @@ def lost_pod(deleted_before_s: float | None, *, is_ready: bool = True) -> dict:
     conditions = [{"type": "Ready", "status": str(is_ready)}]
     containers = [{"name": "trainer", "ready": True, "state": {"running": {}}}]
     status = {"phase": "Running", "conditions": conditions, "containerStatuses": containers}
-    metadata = {"name": "mine-0"}
+    metadata = {"name": "mine-0", "labels": {"samestep/run": "mine"}}
     if deleted_before_s is not None:
         deleted = datetime.now(UTC) - timedelta(seconds=deleted_before_s)
         metadata["deletionTimestamp"] = deleted.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -139,7 +139,7 @@ def test_a_lost_node_is_named_with_the_way_out():
     said = explain_pod(lost_pod(600))
     assert said.startswith("its node node-a does not answer, so nothing replaces it")
     assert "kubectl taint nodes node-a node.kubernetes.io/out-of-service=nodeshutdown" in said
-    assert "kubectl delete pod mine-0 --force" in said
+    assert "kubectl delete pod mine-0 --force, then samestep cancel mine" in said
     run = {"metadata": {}, "status": {}}
     assert follow.describe_run(run, [lost_pod(600)]) == (
         "waits for mine-0, whose node does not answer"

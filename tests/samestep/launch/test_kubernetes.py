@@ -38,8 +38,9 @@ def test_the_namespace_is_given_to_kubectl_only_if_there_is_one():
     [
         ("error: current-context is not set", kubectl.NoAnswerError),
         ("dial tcp 10.0.0.1:6443: connect: connection refused", kubectl.NoAnswerError),
-        ('error: context "x" does not exist', RunError),
-        ("error: You must be logged in to the server (Unauthorized)", RunError),
+        ('error: context "x" does not exist', kubectl.LoginError),
+        ("error: You must be logged in to the server (Unauthorized)", kubectl.LoginError),
+        ("error: something else", RunError),
         ("Error from server (AlreadyExists): a exists", kubectl.AlreadyExistsError),
         ("Error from server (AlreadyExists): a\nError from server (Forbidden): b", RunError),
     ],

@@ -80,7 +80,8 @@ OVERDUE_S = 60  # seconds after the end of its grace period in which a pod must 
 IS_LOST = (
     "its node {node} does not answer, so nothing replaces it: if that machine is off for good, "
     "kubectl taint nodes {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or "
-    "kubectl delete pod {name} --force; if it still runs, it would go on writing to the volume"
+    "kubectl delete pod {name} --force, then samestep cancel {run}, and launch it again; if it "
+    "still runs, two pods would write to the volume"
 )
 IS_UNREADY = "its node {node} does not answer; after some minutes the cluster evicts its pods"
 
@@ -100,8 +101,7 @@ def has_no_answer(stderr: str) -> bool:
 
 def has_no_login(stderr: str) -> bool:
     """Whether an error of kubectl means that the cluster does not know the user."""
-    sentences = {explain(stderr, {pattern: text}) for pattern, text in NO_LOGIN.items()}
-    return explain_error(stderr) in sentences
+    return any(re.search(pattern, stderr) for pattern in NO_LOGIN)
 
 
 def explain(text: str, causes: Mapping[str, str] = CAUSES) -> str:
@@ -145,7 +145,11 @@ def explain_lost(pod: Manifest) -> str:
     metadata, status = pod.get("metadata", {}), pod.get("status", {})
     if status.get("phase") != "Running":
         return ""
-    words = {"name": metadata.get("name"), "node": pod.get("spec", {}).get("nodeName")}
+    words = {
+        "name": metadata.get("name"),
+        "node": pod.get("spec", {}).get("nodeName"),
+        "run": metadata.get("labels", {}).get("samestep/run"),
+    }
     if "deletionTimestamp" in metadata:
         # It is the end of the grace period, when kubelet has killed the containers.
         ended = datetime.fromisoformat(metadata["deletionTimestamp"].replace("Z", "+00:00"))
