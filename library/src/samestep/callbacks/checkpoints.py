@@ -43,6 +43,7 @@ from samestep.run.files import link_file
 from samestep.run.layout import shorten
 from samestep.run.manifest import Manifest, verify
 from samestep.run.record import Record
+from samestep.run.save_time import SaveTime
 from samestep.run.weights import explain_loading, find_unloadable
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class Checkpoints(Checkpoint):
         self._saved_step = 0
         self._checkpoint_io: AtomicCheckpointIO  # of the strategy
         self._stand_ins: StandIns | None = None
+        self._save_time = SaveTime()
         self._due: list[Path] | None = None  # names of the checkpoint that is being written
         self._has_ended = False
         self._set_up_at = datetime.now(UTC)
@@ -437,10 +439,13 @@ class Checkpoints(Checkpoint):
         # The checkpoint before must be in its place: only one can be in writing.
         self._commit(trainer)
         self._checkpoint_io.in_background = self._checkpoint_io.saves_for_run = True
+        follow = self._save_time.start()
         try:
             trainer.save_checkpoint(self.last)
         finally:
             self._checkpoint_io.in_background = self._checkpoint_io.saves_for_run = False
+        pending = self._checkpoint_io.pending
+        follow(pending.written if pending else None)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         self._due = [self.last]
         if self._has_improved:
@@ -465,6 +470,9 @@ class Checkpoints(Checkpoint):
         replication.replicate(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
         # All ranks wait: the test after the last epoch looks for its checkpoint on each of them.
         trainer.strategy.barrier()
+        note = self._save_time.find_note()
+        if note:
+            print_note(trainer, note)
 
     def _repair(self, source: Path, global_step: int) -> None:
         """Make the links that are missing, when a run continues from ``source``.

@@ -11,6 +11,7 @@ KEYS = {
     "run_dir": "run_root",
     "timeout_s": "cluster.timeout_s",
     "shares": "cluster.shares",
+    "shutdown_s": "cluster.shutdown_s",
     "allow": "trainer.allow",
     "monitor": "callbacks.checkpoints.monitor",
     "mode": "callbacks.checkpoints.mode",

@@ -70,6 +70,8 @@ def train_as_node(argv: Sequence[str]) -> Outcome:
     rendezvous.prepare_variables(node)
     environment.set_variable("RUN_ID", node.run_id)
     environment.set_variable(environment.ON_CLUSTER, "1")
+    if node.options.shutdown_timeout is not None:
+        environment.set_variable(environment.SHUTDOWN_S, str(node.options.shutdown_timeout))
     program = [str(project_folder() / "train.py"), *node.program]
     return rendezvous.launch(node, program)
 

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
+from samestep.errors import RunError
 from samestep.launch import kubectl
 from samestep.launch.explain import explain, explain_lost, explain_pod
 from samestep.launch.poll import poll, print_once
 from samestep.launch.render import Manifest
 from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
+from samestep.run.save_time import NOTE
 
 EVENTS_EVERY = 10  # polls; events say why pods are missing or do not start
 LAST_LINES_S = 60  # seconds that the last lines of an ended run may take to arrive
+NOTED_LINES = 5000  # of a log, in which status looks for a note
 LATE_S = 5  # seconds after the end of a log in which the cluster learns that its container ended
 
 REJECTED = re.compile("FailedCreate|CreationFailed")
@@ -161,7 +164,20 @@ def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
         print(line)
     if pods:
         print_pods(cfg, manifests)
+        print_note(cfg, pods)
     return 0
+
+
+def print_note(cfg: DictConfig, pods: Sequence[Manifest]) -> None:
+    """Print what the run has noted about the time of its saves; rank zero's pod has it."""
+    names = [pod["metadata"]["name"] for pod in pods if kubectl.is_training_pod(cfg, pod)]
+    # A pod that has not started has no log.
+    with suppress(RunError):
+        for name in names[:1]:
+            log = kubectl.call(cfg, "logs", name, f"--tail={NOTED_LINES}")
+            for line in log.splitlines():
+                if NOTE in line:
+                    print(f"{cfg.run_id}: {line[line.index(NOTE) :]}")
 
 
 def print_pods(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:

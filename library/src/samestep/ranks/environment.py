@@ -21,6 +21,7 @@ from samestep.ranks import process_table
 VERIFY = "SAMESTEP_VERIFY"  # the plan of one program that `samestep verify` has started, as JSON
 RUN_DIRS = "SAMESTEP_RUN_DIRS"  # what a Trainer that starts ranks hands on to them, as JSON
 ON_CLUSTER = "SAMESTEP_ON_CLUSTER"  # set by the entry point of a cluster's node
+SHUTDOWN_S = "SAMESTEP_SHUTDOWN_S"  # the same: seconds that the ranks have to save after SIGTERM
 
 _parent = 0  # the process that has started this program; 0 where none was noted
 
