@@ -18,7 +18,7 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("trainer.max_time=abc", "must be null or text such as 00:12:00:00"),
     ("run_dir=runs/..", "run_dir=runs/..: must be a directory of its own"),
     ("--nonsense", "error: train.py: --nonsense: no such option; --help lists all"),
-    ("-m seed=1,2 trainer.devices=2", "-m: trains one process per run"),
+    ("-m seed=1,2 hydra/launcher=joblib", "each run of a grid has processes of its own"),
     ("trainer.num_nodes=2", "several nodes are started by torchrun"),
 ]
 REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run directory is made

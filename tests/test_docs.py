@@ -11,6 +11,7 @@ from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check, help_text
 from samestep.hydra.main import flags_of
+from samestep.hydra.multirun import split_keys
 from samestep.hydra.project import config_folders
 from tests.conftest import CONFIGS, ROOT
 
@@ -88,7 +89,10 @@ def test_a_command_does_what_is_said(words: str, error: str):
     flags = flags_of(shlex.split(words, comments=True))
     said = ""
     try:
-        build.check_arguments(check(flags.overrides, multirun=flags.multirun))
+        overrides = flags.overrides
+        if flags.multirun:
+            _, overrides = split_keys(overrides)
+        build.check_arguments(check(overrides, multirun=flags.multirun))
     except ConfigError as refused:
         said = f"error: {refused}"
     assert said.startswith(error.removesuffix("..."))

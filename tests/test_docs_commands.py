@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from examples.language.tests.conftest import TEXT
+from samestep.grid.jobs import Job, write_jobs
 from samestep.hydra.compose import check
 from samestep.launch import check as rules
 from samestep.launch import main, render, submissions
@@ -179,6 +180,10 @@ def place(
     names = ["mine", "cnn", "squeeze", "ranks-1", "ranks-1-0", "ranks-2-0"]
     for name in [*names, "digits-0", "digits-1", "lr/lr-0", "lr/lr-1"]:
         shutil.copytree(digits_run, folder / "runs" / name)
+    for grid in ("lr", "mine"):
+        (folder / "runs/grids" / grid).mkdir(parents=True)
+        jobs = [Job(name, Path(), [], {"seed": name[-1]}, "") for name in ("digits-0", "digits-1")]
+        write_jobs(folder / "runs/grids" / grid, jobs)
     shutil.copytree(shared_run("text", *TEXT, is_recorded=True), folder / "runs" / "book")
     (folder / "photos").mkdir()
     for name in ("seven.png", "photos/a.png"):

@@ -187,6 +187,30 @@ def test_a_search_submits_its_trials_and_cancels_a_pruned_one(launcher, tmp_path
     assert "found-0: cancelled" in (folder / "logs/found-0.log").read_text()
 
 
+def test_the_runs_of_a_grid_are_submitted_and_followed(launcher, tmp_path):
+    launch = launcher("unused")
+    words = [
+        str(ROOT / "train.py"), "-m", *launch.words, "model=mlp", *QUICK, NO_PICTURES, "seed=1,2",
+        "trainer.limit_train_batches=2", "trainer.max_epochs=1",
+    ]  # fmt: skip
+    variables = launch.variables | {"RUN_ID": "grid"}
+
+    def train(*more):
+        done = run(*words, *more, cwd=tmp_path, timeout=PATIENCE_S, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    left = train()
+    assert "grid-seed-1: submitted; 1 of 2 runs are left\n" in left
+    assert "[grid-seed-2]   samestep logs grid-seed-2\n" in left
+    # The jobs are in the queue, or have ended already.
+    followed = train("grid.wait=true")
+    assert "2 of 2 runs are finished" in followed or "grid-seed-2: finished; " in followed
+    for number in (1, 2):
+        assert record.read(tmp_path / f"grid-seed-{number}").state == "finished"
+    assert "Grid grid: 2 of 2 runs are finished\n" in train("grid.wait=true")
+
+
 def test_a_job_is_signalled_before_its_time_limit_and_queued_again(launcher):
     """A shell takes the place of the entry point; Slurm counts time limits in minutes."""
     # The limit comes when both nodes are ready for the signal, which is sent seconds later.

@@ -2,14 +2,26 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
+from library.tests.programs import PATIENCE_S, until
 from samestep.run import lock
-from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_metrics, run, run_ranks
+from samestep.run.record import read
+from tests.conftest import (
+    NO_PICTURES,
+    QUICK,
+    REFERENCE,
+    ROOT,
+    environment,
+    final_metrics,
+    run,
+    run_ranks,
+)
 from tests.project.test_train import record, recorded
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -63,18 +75,37 @@ def test_ranks_without_a_run_id_share_one_directory(tmp_path: Path):
     assert (run_dir / "metrics.json").exists()
 
 
-def test_a_sweep_gives_each_run_a_directory(tmp_path: Path):
-    result = run(
-        "train.py", "-m", *QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", "seed=1,2",
-        "trainer.limit_train_batches=2", f"run_root={tmp_path}", RUN_ID="sweep",
+def test_a_grid_whose_driver_is_killed_equals_a_loop_in_a_shell(tmp_path: Path):
+    words = [
+        *QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", "trainer.devices=2",
+        "trainer.limit_train_batches=2",
+    ]  # fmt: skip
+    grid = ["train.py", "-m", *words, "seed=1,2", f"run_root={tmp_path}"]
+    first = subprocess.Popen(
+        [sys.executable, *grid], cwd=ROOT, env=environment(RUN_ID="mine"),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    directories = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
-    assert directories == ["sweep-0", "sweep-1"]
-    seeds = [
-        yaml.safe_load((tmp_path / f"sweep-{n}/config.yaml").read_text())["seed"] for n in (0, 1)
-    ]
-    assert seeds == [1, 2]
+    until(lambda: (tmp_path / "mine-seed-1/config.yaml").exists())
+    first.kill()
+    first.wait(PATIENCE_S)
+
+    again = run(*grid, RUN_ID="mine")
+    assert again.returncode == 0, again.stdout + again.stderr
+    folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert folders == ["grids", "mine-seed-1", "mine-seed-2"]
+    looped = run("train.py", *words, "seed=2", f"run_root={tmp_path / 'loop'}", RUN_ID="two")
+    assert looped.returncode == 0, looped.stderr
+    assert final_metrics(tmp_path / "mine-seed-2") == final_metrics(tmp_path / "loop/two")
+    for number in (1, 2):
+        status = read(tmp_path / f"mine-seed-{number}")
+        assert (status.state, len(status.starts)) == ("finished", 1)
+        assert status.start["world_size"] == 2
+
+    finished = run(*grid, RUN_ID="mine")
+    assert finished.stdout.splitlines() == [
+        "Grid mine: 2 of 2 runs are finished", "Compare its runs:",
+        f"  samestep runs {tmp_path} --grid mine",
+    ]  # fmt: skip
 
 
 def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):

@@ -9,6 +9,7 @@ file, and run with the default. ``samestep.hydra.rules`` adds what a type cannot
 import re
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import hydra
@@ -75,14 +76,31 @@ def check(lines: Sequence[str], *, multirun: bool = False) -> DictConfig:
 
 def check_all(lines: Sequence[str], *, multirun: bool) -> list[DictConfig]:
     """The configurations of all runs that ``check`` checks."""
-    # In a run of a sweep hydra.main has initialized Hydra, and does not need it any more.
+    with initialized():
+        return [_compose(run) for run in overrides.list_runs(lines, multirun=multirun)]
+
+
+def expand_grid(lines: Sequence[str]) -> list[overrides.GridRun]:
+    """Every run of a grid; its configurations are not checked.
+
+    Raises:
+        ConfigError: if an override cannot be read.
+    """
+    with initialized():
+        return overrides.list_grid(lines)
+
+
+@contextmanager
+def initialized() -> Iterator[None]:
+    """Let Hydra find configs/ within this block, and turn its errors into a ConfigError."""
+    # If hydra.main has started this program, it does not need its own any more.
     GlobalHydra.instance().clear()
     # Whatever is wrong from here on, the user has typed keys, not arguments.
     option_keys.use_keys()
     configs = configs_folder()
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
         try:
-            return [_compose(run) for run in overrides.list_runs(lines, multirun=multirun)]
+            yield
         except MissingConfigException as error:
             raise _missing_file(error) from None
         except OSError as error:

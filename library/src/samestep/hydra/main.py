@@ -1,4 +1,4 @@
-"""The command line of a program that trains: help, checks, several processes, and Hydra's sweeps.
+"""The command line of a program that trains: help, checks, several processes, and grids.
 
 Torch is imported where training begins: help and errors answer before.
 """
@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from samestep.command_line import Parser
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
+from samestep.hydra import multirun
 from samestep.hydra.compose import check, help_text
 from samestep.hydra.front_end import topology_of
 from samestep.hydra.overrides import rewrite_overrides
@@ -40,6 +40,8 @@ def main(train: Train) -> int:
         if flags.help:
             print(help_text())
             return 0
+        if flags.multirun:
+            return multirun.main(flags.overrides)
         if needs_hydra(flags):
             return run_with_hydra(train, flags)
         cfg = compose_run(flags.overrides)
@@ -47,7 +49,7 @@ def main(train: Train) -> int:
         if num_processes > 1:
             program = [str(project_folder() / "train.py"), *flags.overrides]
             return agent.start(program, num_processes, run_id=cfg.run_id)
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         return failure.report(error)
     return train_or_report(train, cfg, flags.overrides)
 
@@ -86,7 +88,7 @@ def only_shows(flags: Namespace) -> bool:
 def needs_hydra(flags: Namespace) -> bool:
     """Whether Hydra itself must read the command line: for a flag or a setting of its own."""
     of_hydra = any(word.lstrip("+~").startswith("hydra") for word in flags.overrides)
-    return any((only_shows(flags), of_hydra, flags.multirun, flags.shell_completion))
+    return any((only_shows(flags), of_hydra, flags.shell_completion))
 
 
 def train_or_report(train: Train, cfg: DictConfig, overrides: list[str]) -> int:
@@ -100,16 +102,13 @@ def train_or_report(train: Train, cfg: DictConfig, overrides: list[str]) -> int:
 
 
 def run_with_hydra(train: Train, flags: Namespace) -> int:
-    """Check the overrides, and hand them to Hydra, for sweeps, its flags and its own settings."""
+    """Check the overrides, and hand them to Hydra, for its flags and its own settings."""
     if not flags.shell_completion:  # its words are no overrides
-        cfg = check(flags.overrides, multirun=flags.multirun)
+        cfg = check(flags.overrides)
         num_processes = agent.num_processes(*topology_of(cfg))
         if num_processes > 1 and not only_shows(flags):
-            asked = "-m" if flags.multirun else "hydra.*"
             raise ConfigError(
-                f"{asked}: trains one process per run; for several, write a loop in your shell: "
-                f"for seed in 1 2 3; do python train.py trainer.devices={num_processes} "
-                "seed=$seed ...; done"
+                f"hydra.*: trains in one process; leave it out with trainer.devices={num_processes}"
             )
         # Hydra must compose what has been checked.
         words = [word for word in sys.argv[1:] if word not in flags.overrides]
@@ -147,19 +146,16 @@ def help_as_text() -> Iterator[None]:
 
 
 def train_chosen(train: Train) -> None:
-    """Train one run of a sweep, from the overrides that Hydra chose for it."""
-    hydra_config = HydraConfig.get()
+    """Train the run that Hydra has composed, from the overrides that it was given."""
     # A plus is only for Hydra; the records show what can be typed.
-    overrides = [override.lstrip("+") for override in hydra_config.overrides.task]
+    overrides = [override.lstrip("+") for override in HydraConfig.get().overrides.task]
     try:
         cfg = compose_run(overrides)
     except ConfigError as error:
         sys.exit(failure.report(error))
-    if hydra_config.mode is RunMode.MULTIRUN:
-        cfg.run_id += f"-{hydra_config.job.num}"
     exit_code = train_or_report(train, cfg, overrides)
     if exit_code:
-        sys.exit(exit_code)  # the runs after it would probably fail too
+        sys.exit(exit_code)
 
 
 def train_in_process(

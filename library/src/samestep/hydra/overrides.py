@@ -1,6 +1,7 @@
 """The overrides of the command line, as typed and as Hydra gets them. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -88,8 +89,46 @@ def _options_of(override: Override, multirun: bool) -> list[str]:
             f"{hide_assigned(line)}: is several values; put -m before it to run one after the "
             "other, [ ] around a list, or quotes within quotes around text"
         )
-    values = list(override.sweep_string_iterator()) or [""]
+    values = _values_of(override)
     if override.is_range_sweep():
         # A range may have thousands of values, and a rule for a number has a lowest and a highest.
-        values = [values[0], values[-1]]
-    return [f"{override.get_key_element()}={value}" for value in values]
+        return [values[0], values[-1]]
+    return values
+
+
+def _values_of(override: Override) -> list[str]:
+    """One override for each value that a sweep has for this key."""
+    key = override.get_key_element()
+    values = list(override.sweep_string_iterator()) or [""]
+    return [f"{key}={value}" for value in values]
+
+
+class GridRun(NamedTuple):
+    """One run of a grid."""
+
+    overrides: list[str]
+    fixed: list[str]
+    """Those of all runs."""
+    values: dict[str, str]
+    """Of the keys that have several values."""
+
+
+def list_grid(lines: Sequence[str]) -> list[GridRun]:
+    """Every run of a grid: each combination of the values that its keys have."""
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    runs = [GridRun([], [], {})]
+    for override in parser.parse_overrides(list(lines)):
+        line, key = str(override.input_line), override.key_or_group
+        is_varied = override.is_sweep_override() and not override.is_hydra_override()
+        words = _values_of(override) if is_varied else [line]
+        longer = []
+        for run in runs:
+            for word in words:
+                fixed, values = run.fixed, run.values
+                if is_varied:
+                    values = {**values, key: word.partition("=")[2]}
+                else:
+                    fixed = [*fixed, word]
+                longer.append(GridRun([*run.overrides, word], fixed, values))
+        runs = longer
+    return runs

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import re
 import shlex
 import signal
 import subprocess
@@ -11,22 +10,19 @@ from pathlib import Path
 
 import fsspec  # type: ignore[import-untyped]
 import optuna
-import torch
 from optuna.trial import Trial, TrialState
 
-from samestep.errors import ConfigError, RunError
+from samestep.errors import RunError
+from samestep.grid import slots
+from samestep.grid.job_process import MAX_STARTS, is_killed, is_running, last_error, start_job
 from samestep.hydra import project
-from samestep.ranks import environment, failure
 from samestep.run import lock
 from samestep.run.metrics import read_history
 from samestep.sweep.settings import Settings, num_devices
 from samestep.sweep.study import ENDED, Study, make_sampler_and_pruner
-from samestep.sweep.trial_process import is_running, start_trial
 
 POLL_S = 0.5  # between two looks at a trial
 COPY_S = 5.0  # between two looks at the copy of a run in a store, which cost requests
-MAX_STARTS = 3  # of a trial that is killed from outside
-KILLED = (failure.EXIT_SIGTERM, 128 + signal.SIGKILL)
 
 
 class Search:
@@ -118,10 +114,9 @@ class Search:
             # After a kill, a rank may outlive the process that has started it.
             while is_running(log):
                 await asyncio.sleep(POLL_S)
-            process = start_trial(program, variables, log)
+            process = start_job(program, variables, log)
             exit_code, values = await self.report_until_end(process, trial, run_id)
-            # Negative: killed by a signal, for example when memory ran out.
-            if exit_code >= 0 and exit_code not in KILLED:
+            if not is_killed(exit_code):
                 break
         if exit_code:
             raise RunError(f"exit code {exit_code}: {last_error(log)}")
@@ -202,37 +197,12 @@ class Search:
         print(f"Next\n  {program} {arguments}", flush=True)
 
 
-def last_error(log: Path) -> str:
-    """The last error message of a trial, otherwise the last line that it has printed."""
-    text = log.read_text(errors="replace").rstrip()
-    # On a cluster, each line begins with the name of its pod.
-    errors: list[str] = re.findall(rf"(?m)^(?:\[pod/\S+\] )?{failure.PREFIX}(.+)", text)
-    return errors[-1] if errors else text.rpartition("\n")[2]
-
-
 def share_gpus(settings: Settings) -> list[str | None]:
     """The GPUs of each trial that runs at the same time, such as ``["0,1", "2,3"]``.
 
     It is None for a trial on the CPU or on a cluster.
     """
     at_once, trainer = settings.keys.trials_at_once, settings.cfg.trainer
-    gpus = visible_gpus()
-    uses_gpus = settings.is_local and trainer.accelerator != "cpu"
-    if not gpus or not uses_gpus:
+    if not settings.is_local or trainer.accelerator == "cpu":
         return [None] * at_once
-    needed = num_devices(settings.cfg)
-    num = len(gpus) // at_once
-    if num < needed:
-        raise ConfigError(
-            f"trials_at_once={at_once}: the {len(gpus)} GPUs here are enough for "
-            f"{len(gpus) // needed}; choose that, or trainer.accelerator=cpu"
-        )
-    return [",".join(gpus[first : first + num]) for first in range(0, at_once * num, num)]
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as in ``CUDA_VISIBLE_DEVICES``."""
-    # Not only their number: the variable may name other GPUs than the first ones.
-    if visible := environment.variable("CUDA_VISIBLE_DEVICES"):
-        return visible.split(",")
-    return list(map(str, range(torch.cuda.device_count())))
+    return slots.share_gpus("trials_at_once", at_once, num_devices(settings.cfg))

@@ -1,4 +1,4 @@
-"""The process of a trial: its arguments, its output, and whether it still runs."""
+"""The process of a job: its arguments, its output, and whether it still runs."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from library.tests.programs import PATIENCE_S, until
-from samestep.sweep.trial_process import is_running, start_trial
+from samestep.grid.job_process import is_running, start_job
 
 FACTS = """
 import json, os, sys
@@ -36,10 +36,10 @@ time.sleep(600)
 def start(folder: Path, code: str, *words: str, **variables: str):
     script = folder / "script.py"
     script.write_text(code)
-    return start_trial([str(script), *words], variables, folder / "log")
+    return start_job([str(script), *words], variables, folder / "log")
 
 
-def test_a_trial_has_arguments_variables_and_a_session_of_its_own(tmp_path: Path):
+def test_a_job_has_arguments_variables_and_a_session_of_its_own(tmp_path: Path):
     assert start(tmp_path, FACTS, "a=b", "c", OWN="mine").wait(PATIENCE_S) == 0
     facts, last = (tmp_path / "log").read_text().splitlines()
     assert json.loads(facts) == {
@@ -63,7 +63,7 @@ def test_the_exit_code_tells_a_signal(tmp_path: Path, code: str, exit_code: int)
     assert start(tmp_path, code).wait(PATIENCE_S) == exit_code
 
 
-def test_a_trial_runs_until_its_last_process_has_ended(tmp_path: Path):
+def test_a_job_runs_until_its_last_process_has_ended(tmp_path: Path):
     """A rank may outlive the process that was killed; a second start would make two of it."""
     log = tmp_path / "log"
     assert not is_running(log), "there is no log yet"
