@@ -2,17 +2,24 @@
 
 samestep runs
 samestep runs /volume/runs
+samestep runs --grid mine      # the runs of a grid, and a table of what its values have done
 samestep runs --json
+
+A grid, which `python train.py -m` trains, is one line. Its table has, for each combination of
+values, the mean over its seeds and half of the 95 % confidence interval.
 """
 
 import json
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
+from samestep.report import grids
 from samestep.report.files import show, timestamp
+from samestep.report.tables import print_tables
 from samestep.run import record
 
 HEADING = ("run", "state", "best", "epochs", "tags", "seen")
@@ -24,16 +31,40 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("samestep runs", __doc__)
     parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--grid", metavar="NAME", help="the runs of one grid")
     arguments = parser.parse(argv)
     found = list_runs(arguments.folder)
-    if arguments.json:
-        plain = [{"name": name} | status._asdict() for name, status in found.items()]
-        print(json.dumps(plain, indent=2))
+    if arguments.grid is not None:
+        grid = grids.find_grid(arguments.folder, arguments.grid, found)
+        print_grid(grid, as_plain=arguments.json)
+    elif arguments.json:
+        print(json.dumps(plain_runs(found), indent=2))
     elif not found:
         print(f"There is no run in {arguments.folder}.")
     else:
-        print_table(found)
+        print_table(fold_grids(found, grids.find_grids(arguments.folder, found)))
     return 0
+
+
+def print_grid(grid: grids.Grid, *, as_plain: bool) -> None:
+    """Print the runs of a grid, and the table of its values."""
+    tables = grids.compare_values(grid)
+    if as_plain:
+        (rows,) = tables.values()
+        heading, *cells = rows
+        values = []
+        for row in cells:
+            values.append({name: cell.plain() for name, cell in zip(heading, row, strict=True)})
+        print(json.dumps({"runs": plain_runs(grid.records), "values": values}, indent=2))
+        return
+    print_table(rows_of(grid.records))
+    print()
+    print_tables(tables)
+
+
+def plain_runs(found: dict[str, record.Record]) -> list[dict[str, Any]]:
+    """The runs for a program."""
+    return [{"name": name} | status._asdict() for name, status in found.items()]
 
 
 def list_runs(folder: Path) -> dict[str, record.Record]:
@@ -60,9 +91,33 @@ def newest_first(item: tuple[str, record.Record]) -> tuple[float, str]:
     return -timestamp(status.time), name
 
 
-def print_table(found: dict[str, record.Record]) -> None:
-    """Print a line for each run, under the heading."""
-    rows = [HEADING, *rows_of(found)]
+def fold_grids(
+    found: dict[str, record.Record], known: dict[str, grids.Grid]
+) -> list[tuple[str, ...]]:
+    """The cells of each run, with one line for a grid where the newest of its runs would be."""
+    grid_of: dict[str, grids.Grid] = {}
+    for grid in known.values():
+        grid_of |= dict.fromkeys(grid.records, grid)
+    rows = []
+    folded = set()
+    for name, status in found.items():
+        if name not in grid_of:
+            rows.append(describe(name, status))
+        elif grid_of[name].name not in folded:
+            folded.add(grid_of[name].name)
+            rows.append(describe_grid(grid_of[name], status.time))
+    return rows
+
+
+def describe_grid(grid: grids.Grid, time: str) -> tuple[str, ...]:
+    """The cells of a grid, one for each column of ``HEADING``."""
+    best = show_best(grid.best())
+    return f"{grid.name} (grid)", grid.state(), best, "", "", time.replace("T", " ")
+
+
+def print_table(cells: Sequence[tuple[str, ...]]) -> None:
+    """Print these lines under the heading."""
+    rows = [HEADING, *cells]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         # rich would need a quarter of a second for its import, and breaks lines in narrow windows.
@@ -79,9 +134,14 @@ def describe(name: str, status: record.Record) -> tuple[str, ...]:
     state = status.state
     if status.why:
         state += ": " + textwrap.shorten(status.why, WHY_WIDTH, placeholder="...")
-    best = ""
-    if status.best is not None:
-        best = f"{show(status.best)} {status.monitor}"
+    best = show_best(status)
     epochs = "" if status.epoch is None else str(status.epoch)
     tags = " ".join(map(str, status.tags))
     return name, state, best, epochs, tags, status.time.replace("T", " ")
+
+
+def show_best(status: record.Record | None) -> str:
+    """The best value of a run, and of which metric it is; empty without one."""
+    if status is None or status.best is None:
+        return ""
+    return f"{show(status.best)} {status.monitor}"
