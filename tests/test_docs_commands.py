@@ -48,7 +48,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"docker (swarm|node|secret) ": "needs a swarm; seen on Docker 20.10: docs/clusters/swarm.md",
     r"python -m http.server": "tests/samestep/launch/test_swarm.py",
     r"python -m samestep.launch.entrypoint": "tests/samestep/launch/test_entrypoint.py",
-    r"kubectl (create|apply) |kind |sudo install ": "needs a cluster or a server",
+    r"kubectl (create|apply|taint|delete) |kind |sudo install ": "needs a cluster or a server",
     r"source |echo .source ": "tests/test_completion.py",
     r"git clone |scripts/new.py": "tests/test_start.py",
     r"printf ": "the Dockerfile of Flyte's image, for docker build",

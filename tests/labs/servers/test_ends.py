@@ -26,9 +26,13 @@ def test_an_incident_of_all_nodes_is_one_failure_of_each(cluster: Cluster) -> No
 
 
 def test_a_pod_that_fails_too_often_ends_the_run_at_once(cluster: Cluster) -> None:
-    cluster.pods_do(f"[ $JOB_COMPLETION_INDEX = 0 ] || {{ echo broken; exit 1; }}; {SAVES}")
+    go = cluster.folder / "go"
+    breaks = f"until [ -e {go} ]; do sleep 0.1; done; echo broken; exit 1"
+    cluster.pods_do(f"[ $JOB_COMPLETION_INDEX = 0 ] || {{ {breaks}; }}; {SAVES}")
     assert cluster.launch("k8s", "mine", "cluster.backoff_limit=0").returncode == 0
-    exit_code, log = cluster.follow("mine").end()
+    follower = cluster.follow("mine", started=1)
+    go.touch()
+    exit_code, log = follower.end()
     assert exit_code == 1
     assert "] saved" in log  # the other pod had time for it
     assert "mine: Failed (" in log

@@ -20,6 +20,7 @@ FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
         ("The connection to the server localhost:8080 was refused", "knows no cluster"),
         ("The connection to the server 10.0.0.1:6443 was refused - did", "does not answer"),
         ('error: context "x" does not exist', "kubectl has no context x"),
+        ("error: context was not found for specified context: x", "kubectl has no context x"),
         ("error: You must be logged in to the server (Unauthorized)", "not accept your login"),
         ("dial tcp: lookup k8s.example.com: no such host", "network and VPN"),
         ("net/http: TLS handshake timeout", "network and VPN"),

@@ -8,6 +8,7 @@ import json
 import secrets
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
@@ -16,6 +17,15 @@ from samestep.launch import kubectl, kubeflow, ownership, volume
 from samestep.launch.render import Manifest
 
 BEFORE_OWNER = ("TrainingRuntime",)  # Trainer rejects a TrainJob without it
+
+
+class Parts(NamedTuple):
+    """The objects to create, in this order."""
+
+    claims: list[Manifest]
+    before: list[Manifest]  # what the owner needs
+    owner: list[Manifest]  # none if the run is in the cluster already
+    others: list[Manifest]  # what names the owner
 
 
 def create_missing(
@@ -29,49 +39,57 @@ def create_missing(
         existing: objects of the run in the cluster.
     """
     launch = secrets.token_hex(4)
-    known = {(item["kind"], item["metadata"]["name"]) for item in existing}
-    missing = [item for item in manifests if (item["kind"], item["metadata"]["name"]) not in known]
+    known = {kubectl.build_resource_name(item) for item in existing}
+    missing = [item for item in manifests if kubectl.build_resource_name(item) not in known]
     signed = ownership.sign(missing, launch)
     try:
-        create_in_order(cfg, manifests, signed)
+        create_in_order(cfg, manifests, sort_parts(signed))
     # Ctrl-C as well: the user sees an unfinished launch.
     except (ConfigError, RunError, KeyboardInterrupt):
         take_back(cfg, signed, launch)
         raise
 
 
-def create_in_order(
-    cfg: DictConfig, manifests: Sequence[Manifest], signed: Sequence[Manifest]
-) -> None:
+def sort_parts(signed: Sequence[Manifest]) -> Parts:
+    """Sort the objects to create by the moment when each of them may exist."""
+    parts = Parts([], [], [], [])
+    for manifest in signed:
+        kind = manifest["kind"]
+        if kind == volume.CLAIM:
+            parts.claims.append(manifest)
+        elif kind in BEFORE_OWNER:
+            parts.before.append(manifest)
+        elif kind in kubectl.RUNS:
+            parts.owner.append(manifest)
+        else:
+            parts.others.append(manifest)
+    return parts
+
+
+def create_in_order(cfg: DictConfig, manifests: Sequence[Manifest], parts: Parts) -> None:
     """Create objects: the claim, what the owner needs, the owner, and what names it as its owner.
 
     Args:
         cfg: of the run.
         manifests: of all objects of the run.
-        signed: those to create.
+        parts: those to create.
     """
-    owner = kubectl.find_owner(manifests)
-    own = [item for item in signed if item["kind"] == owner["kind"]]
-    claims = [item for item in signed if item["kind"] == volume.CLAIM]
-    before = [item for item in signed if item["kind"] in BEFORE_OWNER]
-    others = [item for item in signed if item not in [*claims, *before, *own]]
-    create_claim(cfg, claims)
+    create_claim(cfg, parts.claims)
     try:
-        # Of two launches at the same time, one creates the first of these.
-        create(cfg, before)
-        for manifest in own:
-            print(create_owner(cfg, manifest), end="")
+        # Of two launches at the same time, only one creates the first of these.
+        create(cfg, parts.before)
+        create_owner(cfg, parts.owner)
     except kubectl.AlreadyExistsError:
         raise build_taken_error(cfg, manifests) from None
     run = kubectl.get_run(cfg, manifests)
     if not run:
         raise RunError(f"{cfg.run_id}: was removed while it was launched; launch it again")
     reference = build_reference(run)
-    add_owner(cfg, before, reference)
-    for manifest in others:
+    add_owner(cfg, parts.before, reference)
+    for manifest in parts.others:
         manifest["metadata"]["ownerReferences"] = [reference]
     try:
-        create(cfg, others)
+        create(cfg, parts.others)
     except kubectl.AlreadyExistsError:
         reject_other_owner(cfg, manifests, run)
 
@@ -90,13 +108,15 @@ def create_claim(cfg: DictConfig, claims: Sequence[Manifest]) -> None:
         print(f"{cfg.run_id}: the claim {cfg.cluster.volume} exists, and stays as it is")
 
 
-def create_owner(cfg: DictConfig, manifest: Manifest) -> str:
-    """Create the owner object of the run, and return what was done in one line."""
-    # The SDK would leave out what a patch adds.
-    is_for_sdk = manifest["kind"] == "TrainJob" and cfg.cluster.job_patch is None
-    if is_for_sdk and kubeflow.is_installed():
-        return kubeflow.create(cfg, manifest)
-    return kubectl.create(cfg, [manifest])
+def create_owner(cfg: DictConfig, owner: Sequence[Manifest]) -> None:
+    """Create the owner object of the run, if it is missing, and print what was done."""
+    for manifest in owner:
+        # The SDK would leave out what a patch adds.
+        is_for_sdk = manifest["kind"] == "TrainJob" and cfg.cluster.job_patch is None
+        if is_for_sdk and kubeflow.is_installed():
+            print(kubeflow.create(cfg, manifest), end="")
+        else:
+            create(cfg, [manifest])
 
 
 def build_reference(run: Manifest) -> Manifest:

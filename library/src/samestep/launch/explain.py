@@ -17,6 +17,8 @@ MAKE_CLAIM = (
 NO_LOGIN = {  # pattern of an error of kubectl: cause and remedy
     r"context \"?(.*?)\"? does not exist":
         "kubectl has no context {0}: choose one by kubectl config use-context, or set KUBECONFIG",
+    r"not found for specified context: (\S+)":
+        "kubectl has no context {0}: choose one by kubectl config use-context, or set KUBECONFIG",
     r"must be logged in|Unauthorized|getting credentials":
         "the cluster does not accept your login: log in again; kubectl config current-context says "
         "where",

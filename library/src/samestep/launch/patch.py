@@ -113,11 +113,12 @@ def merge_mapping(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]
     for key, value in patch.items():
         if value is None:
             merged.pop(key, None)
-        elif key in base:
-            merged[key] = merge(base[key], value, key)
-        else:
-            # Also of a new mapping the keys with null are left out.
-            merged[key] = merge({}, value) if isinstance(value, dict) else copy.deepcopy(value)
+            continue
+        known = base.get(key)
+        if known is None and isinstance(value, dict):
+            # Of a new mapping, too, the keys with null are left out.
+            known = {}
+        merged[key] = merge(known, value, key)
     return merged
 
 
