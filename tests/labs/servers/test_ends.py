@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from samestep.run.save_time import NOTE
 from tests.labs.servers.conftest import SAVES, Cluster, Object, until
 from tests.labs.servers.test_runs import evict
 
@@ -56,13 +57,15 @@ def test_a_trainjob_that_failed_stays_as_it_is(cluster: Cluster) -> None:
     until(lambda: not cluster.left())
 
 
-def test_status_counts_pods_that_no_limit_counts(cluster: Cluster) -> None:
+def test_status_counts_pods_that_no_limit_counts_and_tells_of_slow_saves(cluster: Cluster) -> None:
+    cluster.pods_do(f"echo {NOTE} 60 s to save; {SAVES}")
     assert cluster.launch("k8s", "mine").returncode == 0
     pods = cluster.until_training("mine")
     evict(cluster, pods[0]["metadata"]["name"])
     until(lambda: cluster.pods("mine", "Failed"))
     status = cluster.samestep("status", "mine").stdout
     assert "mine: pods were evicted, preempted or stopped 1 times, and replaced" in status
+    assert f"mine: {NOTE} 60 s to save\n" in status
 
 
 @pytest.fixture

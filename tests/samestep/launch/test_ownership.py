@@ -109,12 +109,14 @@ def test_what_the_cluster_rejects_is_said_before_anything_exists(cluster, tmp_pa
 
 
 def test_what_was_made_is_taken_back(cluster, tmp_path):
+    """But for the claim, which another run may use by now."""
     cluster.before = failing("create", "NetworkPolicy", "the cluster does not answer")
-    done = samestep("launch", "cluster=k8s", *WORDS, cwd=tmp_path)
+    volume = ["cluster.volume=team", "cluster.volume_size=1Gi"]
+    done = samestep("launch", "cluster=k8s", *WORDS, *volume, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == "error: the cluster does not answer\n"
     assert cluster.done[-1] == ("deleted", ["Job/web"])
-    assert cluster.objects == {}
+    assert list(cluster.objects) == [("PersistentVolumeClaim", "team")]
 
 
 def test_what_cannot_be_taken_back_is_named_and_found(cluster, tmp_path):

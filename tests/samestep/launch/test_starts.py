@@ -8,6 +8,7 @@ import pytest
 
 from samestep.errors import ConfigError
 from samestep.launch import entrypoint, starts
+from samestep.ranks import environment
 from samestep.run import lock, manifest
 
 
@@ -55,6 +56,20 @@ def test_the_first_node_asks_before_anything_is_trained(run_dir, monkeypatch, nu
     error, said = (ConfigError, "13 starts in a row") if number == 0 else (Trains, None)
     with pytest.raises(error, match=said):
         entrypoint.train_as_node([*options, *words])
+
+
+def test_the_ranks_know_how_long_they_have_to_save(tmp_path, monkeypatch):
+    def launch(node, program):
+        return environment.variable(environment.SHUTDOWN_S)
+
+    monkeypatch.setattr("samestep.node.rendezvous.resolve_endpoint", lambda node: node)
+    monkeypatch.setattr("samestep.node.rendezvous.prepare_variables", lambda node: None)
+    monkeypatch.setattr("samestep.node.rendezvous.launch", launch)
+    for name in ("RUN_ID", environment.ON_CLUSTER, environment.SHUTDOWN_S):
+        monkeypatch.setenv(name, "mine")  # so that each is restored
+    words = ["cluster=k8s", "trainer.accelerator=cpu", f"run_root={tmp_path}"]
+    options = ["--nnodes=1", "--shutdown-timeout=77"]
+    assert entrypoint.train_as_node([*options, *words]) == "77"
 
 
 class Trains(Exception):

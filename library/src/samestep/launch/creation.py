@@ -172,7 +172,9 @@ def reject_other_owner(cfg: DictConfig, manifests: Sequence[Manifest], run: Mani
 
 
 def take_back(cfg: DictConfig, signed: Sequence[Manifest], launch: str) -> None:
-    """Remove what a launch has created; name what cannot be removed."""
+    """Remove what a launch has created, but for the claim; name what cannot be removed."""
+    # Another run may use the claim by now, and its files would go with it.
+    signed = [item for item in signed if item["kind"] != volume.CLAIM]
     if not signed:
         return
     # By the label of this launch: an object of this name may be that of a faster one.
