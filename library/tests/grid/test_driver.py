@@ -75,7 +75,8 @@ def test_sigterm_stops_the_jobs_and_the_same_command_continues(tmp_path: Path):
         first.send_signal(signal.SIGTERM)
         out, err = first.communicate(timeout=PATIENCE_S)
     assert (first.returncode, err) == (143, ""), out
-    assert "SIGTERM: the runs save and end ...\nfailed: []\n" in out
+    assert "SIGTERM: the runs save and end ...\n" in out
+    assert out.endswith("failed: []\n")
     (tmp_path / "gate").touch()
     done = drive(tmp_path, "waits-1", "waits-2", "a")
     assert done.returncode == 0
@@ -93,7 +94,8 @@ def test_a_driver_after_a_killed_one_waits_for_its_jobs(tmp_path: Path):
     with begin(tmp_path, *words) as second:
         assert second.stdout is not None
         assert second.stdout.readline() == "Grid mine: 0 of 4 runs are finished\n"
-        # Both places have a job of the first driver, so that it starts nothing.
+        # Both places have a job of the first driver.
+        assert second.stdout.readline().startswith("Waiting for the runs that an earlier command")
         with pytest.raises(subprocess.TimeoutExpired):
             second.wait(1)
         assert sorted(starts(tmp_path)) == ["waits-1", "waits-2"]

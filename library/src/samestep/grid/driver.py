@@ -96,6 +96,7 @@ class Driver:
         self.failed: dict[str, str] = {}  # why, by run id
         self.signum = 0
         self.is_stopping = False
+        self.has_said_why = False
         self.slots: list[Slot] = []
 
     def run(self, shares: Sequence[dict[str, str]]) -> int:
@@ -139,6 +140,7 @@ class Driver:
         while (self.pending and not self.is_stopping) or self.running:
             if not self.is_stopping:
                 self._start_jobs()
+                self._say_if_idle()
             time.sleep(POLL_S)
             self._collect()
 
@@ -150,6 +152,12 @@ class Driver:
             is_free = slot.file is None and slot.take()
             if is_free and not self._start_in(slot):
                 slot.release()
+
+    def _say_if_idle(self) -> None:
+        """Say once why nothing starts."""
+        if self.pending and not self.running and not self.starts and not self.has_said_why:
+            self.has_said_why = True
+            print("Waiting for the runs that an earlier command has started", flush=True)
 
     def _start_in(self, slot: Slot) -> bool:
         """Start the first job that no other driver has; return whether there is one."""

@@ -34,6 +34,7 @@ PREFIX = "grid."
 LOCAL = "local"
 SUBMIT, FOLLOW = ["-m", "samestep", "launch"], ["-m", "samestep.sweep.cluster_job"]
 MAX_NAME = 63
+ANY_RUN = "any-run-of-the-grid"
 OWN_OF_HYDRA = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweeper", "hydra.sweep")
 PLACES_ON_CLUSTER = 16  # processes here that wait for the cluster
 NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?")
@@ -177,6 +178,9 @@ def make_jobs(cfg: DictConfig, name: str, runs: Sequence[GridRun]) -> list[Job]:
         readable[digest] = f"{name}-{describe(run.values, is_strict=is_strict)}"
     num_of_name = Counter(readable.values())
     inputs = digest_of([file.read_text() for file in find_configs()])
+    # OmegaConf takes a millisecond to put a name into a path, and a grid may have thousands.
+    cfg.run_id = ANY_RUN
+    run_dirs = str(cfg.run_dir)
     jobs = []
     for digest, run in by_digest.items():
         run_id = readable[digest]
@@ -186,9 +190,9 @@ def make_jobs(cfg: DictConfig, name: str, runs: Sequence[GridRun]) -> list[Job]:
             run_id = f"{name}-{digest}"
         if len(run_id) > longest or not NAME.holds(run_id):
             raise ConfigError(f"RUN_ID={name}: a run would be called {run_id}, which {NAME.text}")
-        cfg.run_id = run_id
         own_inputs = digest_of([inputs, run.overrides])
-        jobs.append(Job(run_id, Path(cfg.run_dir), run.overrides, run.values, own_inputs))
+        run_dir = Path(run_dirs.replace(ANY_RUN, run_id))
+        jobs.append(Job(run_id, run_dir, run.overrides, run.values, own_inputs))
     return jobs
 
 
