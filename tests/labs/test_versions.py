@@ -24,7 +24,7 @@ def test_each_pair_of_versions_is_tried():
     pairs = {(found.torch, found.lightning[:3]) for found in ENVIRONMENTS}
     torches = {found.torch for found in ENVIRONMENTS}
     assert pairs == {(torch, lightning) for torch in torches for lightning in ("2.5", "2.6")}
-    assert {found.python for found in ENVIRONMENTS} == {"3.11", "3.12", "3.13"}
+    assert {found.python for found in ENVIRONMENTS} == {"3.11", "3.12", "3.13", "3.14"}
     assert sum(found.is_lowest for found in ENVIRONMENTS) == 1
 
 

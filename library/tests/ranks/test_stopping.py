@@ -137,7 +137,9 @@ def test_an_orphan_ends_itself(tmp_path: Path, before: str):
 def test_nothing_else_listens_to_signals():
     files = Path(samestep.__file__).parent.rglob("*.py")
     users = {path.name for path in files if "signal.signal(" in path.read_text()}
-    # A search, the user's own scripts, `samestep verify`, a fork that forgets its handlers, and an
-    # agent.
-    train_nothing = {"cluster_job.py", "script.py", "main.py", "forked.py", "requests.py"}
+    # A search, a grid, the user's own scripts, `samestep verify`, a fork that forgets its handlers,
+    # and an agent.
+    train_nothing = {
+        "cluster_job.py", "driver.py", "script.py", "main.py", "forked.py", "requests.py",
+    }  # fmt: skip
     assert users == {"stopping.py", "process.py"} | train_nothing
