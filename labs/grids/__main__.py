@@ -6,7 +6,7 @@ python -m labs.grids --runs 2 --kills 4 --seed 1
 At most two drivers at once train the grid, as often as it takes until one of them says that all is
 finished. Meanwhile processes are killed at random, with SIGKILL: drivers, agents and ranks. Then
 each run must be finished, and its weights, its metrics and their history must be those of a run
-that was started by hand and left alone. The result is a row of docs/grids.md.
+that was started by hand and left alone. docs/grids.md has the results.
 """
 
 import os

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from samestep.launch import patch, render
-from samestep.launch.dry_run import find_pod_template
 from tests.labs.servers.conftest import Cluster, own_namespace, until
 from tests.samestep.launch.test_patch import BLOCKS, configured
 
@@ -38,7 +37,7 @@ def test_the_servers_accept_a_recipe(open_to_all: Cluster, number: int) -> None:
     cfg = configured(block, "trainer.num_nodes=1")
     manifests = patch.apply(cfg, render.render(cfg, []))
     assert open_to_all.dry_run(*manifests) == ""
-    template = find_pod_template(manifests[-1])
+    template = next(patch.find_pod_templates(cfg, manifests[-1]))
     pod = {"apiVersion": "v1", "kind": "Pod", "spec": template["spec"]}
     pod["metadata"] = template["metadata"] | {"name": "x"}
     assert open_to_all.dry_run(pod) == ""

@@ -138,19 +138,23 @@ def test_what_cannot_be_taken_back_is_named_and_found(cluster, tmp_path):
     assert cluster.objects == {}
 
 
-def test_the_slower_of_two_launches_is_told_whose_run_it_is(cluster, tmp_path):
-    """The faster one has created its Job since the slower one looked."""
+def launch_beside(cluster: FakeKubectl, tmp_path: Path, *words: str):
+    """Launch a run; another launch, with these words, creates its objects in the last moment."""
     (tmp_path / "faster").mkdir()
     faster = []
 
     def before(verb, manifests):
         if verb == "create" and not faster:
             faster.append(None)
-            done = samestep("launch", "cluster=k8s", *WORDS, "seed=7", cwd=tmp_path / "faster")
+            done = samestep("launch", *WORDS, *words, cwd=tmp_path / "faster")
             assert done.returncode == 0, done.stderr
 
     cluster.before = before
-    done = samestep("launch", "cluster=k8s", *WORDS, cwd=tmp_path)
+    return samestep("launch", "cluster=k8s", *WORDS, cwd=tmp_path)
+
+
+def test_the_slower_of_two_launches_is_told_whose_run_it_is(cluster, tmp_path):
+    done = launch_beside(cluster, tmp_path, "cluster=k8s", "seed=7")
     assert done.returncode == 1
     assert "web: was launched at the same time by " in done.stderr
     assert f"since {SINCE}, and that run stays" in done.stderr
@@ -160,17 +164,7 @@ def test_the_slower_of_two_launches_is_told_whose_run_it_is(cluster, tmp_path):
 
 
 def test_of_two_launches_on_two_targets_the_slower_takes_its_own_back(cluster, tmp_path):
-    (tmp_path / "faster").mkdir()
-    faster = []
-
-    def before(verb, manifests):
-        if verb == "create" and not faster:
-            faster.append(None)
-            done = samestep("launch", "cluster=jobset", *WORDS, cwd=tmp_path / "faster")
-            assert done.returncode == 0, done.stderr
-
-    cluster.before = before
-    done = samestep("launch", "cluster=k8s", *WORDS, cwd=tmp_path)
+    done = launch_beside(cluster, tmp_path, "cluster=jobset")
     assert done.returncode == 2
     assert "web: is a run with cluster=jobset" in done.stderr
     assert set(cluster.objects) == {("JobSet", "web"), ("NetworkPolicy", "web")}

@@ -39,7 +39,7 @@ def patched(recipe: Object, *words: str) -> list[Object]:
 
 
 def pod_of(manifests: list[Object]) -> Object:
-    (template,) = patch.find_pod_templates(manifests[-1], "trainer")
+    (template,) = patch.find_pod_templates(check(["cluster=k8s"]), manifests[-1])
     return template
 
 
@@ -80,8 +80,7 @@ def test_every_target_takes_both_patches(target):
     manifests = patched(recipe)
     owner = manifests[-1]
     assert owner["metadata"]["labels"]["team"] == "vision"
-    container = configured(recipe).cluster.container
-    pods = [pod for item in manifests for pod in patch.find_pod_templates(item, container)]
+    pods = patch.find_pod_templates(configured(recipe), manifests)
     assert [pod["spec"]["schedulerName"] for pod in pods] == ["volcano"]
     assert yaml.safe_dump(manifests).count("schedulerName") == 1  # not etcd's
 

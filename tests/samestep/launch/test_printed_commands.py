@@ -16,7 +16,6 @@ from library.tests import pods
 from library.tests.programs import PATIENCE_S
 from samestep.hydra.compose import check
 from samestep.launch import render
-from samestep.launch.dry_run import find_pod_template
 from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics
 from tests.printed_commands import Command, find_commands
 
@@ -95,7 +94,7 @@ def test_the_command_of_elastic_pods_trains_on_two(tmp_path: Path):
     containers = {}
     for document in documents:
         if document["kind"] not in ("NetworkPolicy", "Service"):
-            container = find_pod_template(document["spec"])["spec"]["containers"][0]
+            container = document["spec"]["template"]["spec"]["containers"][0]
             containers[container["name"]] = container
     etcd, worker = containers["etcd"], containers["elasticjob-worker"]
     variables = {item["name"]: item["value"] for item in worker["env"] if "value" in item}

@@ -16,6 +16,7 @@ from samestep.grid.job_process import (
 )
 from samestep.grid.jobs import Job, is_finished, write_jobs, write_outcome
 from samestep.grid.slots import Slot
+from samestep.ranks import process
 
 POLL_S = 0.2  # between two looks at the jobs
 
@@ -255,7 +256,5 @@ class Driver:
                 print(f"{signal.Signals(signum).name}: the runs save and end ...", flush=True)
                 self.stop()
 
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # nohup has a process ignore SIGHUP, and a handler would undo that.
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, stop)
+        for signum in process.signals_to_handle():
+            signal.signal(signum, stop)

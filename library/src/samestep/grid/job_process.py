@@ -27,15 +27,15 @@ def start_job(
         return start_with_output(program, variables, output)
 
 
-def claim(log: Path) -> IO[bytes] | None:
-    """Lock the log of a job that is to be started; None if one of its processes still runs."""
-    output = log.open("ab")
+def claim(path: Path) -> IO[bytes] | None:
+    """Open and lock a file, such as the log of a job; None if another process has locked it."""
+    file = path.open("a+b")
     try:
-        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        output.close()
+        file.close()
         return None
-    return output
+    return file
 
 
 def start_with_output(

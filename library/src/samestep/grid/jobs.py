@@ -116,12 +116,4 @@ def is_finished(folder: Path, job: Job, *, is_elsewhere: bool) -> bool:
     if outcome.exit_code is not None:
         return outcome.exit_code == 0
     # A run that was finished before may have rejected this start.
-    return seconds_of(status.time) > seconds_of(outcome.time)
-
-
-def seconds_of(time: str) -> float:
-    """Seconds since 1970 of a time in ISO 8601; 0 if it is not such a time."""
-    try:
-        return datetime.fromisoformat(time).timestamp()
-    except ValueError:
-        return 0.0
+    return record.timestamp(status.time) > record.timestamp(outcome.time)

@@ -1,6 +1,5 @@
 """Places for the jobs that run at the same time: processors and GPUs, shared out among them."""
 
-import fcntl
 import os
 import platform
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from samestep.errors import ConfigError
-from samestep.grid.job_process import is_running
+from samestep.grid.job_process import claim, is_running
 from samestep.ranks import environment
 
 THREADS = "OMP_NUM_THREADS"
@@ -34,12 +33,9 @@ class Slot:
 
     def take(self) -> bool:
         """Take this place, and return whether that was possible."""
-        file = self.path.open("a+b")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()  # another driver has a job here
-            return False
+        file = claim(self.path)
+        if file is None:
+            return False  # another driver has a job here
         file.seek(0)
         last = file.read().decode()
         # The lock of a killed driver is gone, and its job may still use the GPUs of this place.

@@ -6,13 +6,11 @@ import secrets
 import string
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError, RunError
-from samestep.hydra.nodes import walk
-from samestep.launch import kubectl, volume
+from samestep.launch import kubectl, patch, volume
 from samestep.launch.explain import MAKE_CLAIM
 from samestep.launch.render import Manifest
 
@@ -91,9 +89,7 @@ def judge_pod(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
     The API server itself judges only the pods of Jobs before they are made. Pod Security and quotas
     do not even judge these.
     """
-    # A Deployment is that of etcd.
-    own = [manifest for manifest in manifests if manifest["kind"] != "Deployment"]
-    template = find_pod_template(own)
+    template = next(patch.find_pod_templates(cfg, manifests))
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -109,17 +105,6 @@ def judge_pod(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
         # In many clusters users may create Jobs, and only controllers create pods.
         if is_judged and "may not create pods" not in str(error):
             raise
-
-
-def find_pod_template(tree: Any) -> Any:
-    """Find the first pod template within ``tree``."""
-    # Each kind of object has it at another place, and a JobSet in a list.
-    for _, node in walk(tree):
-        if not isinstance(node, dict):
-            continue
-        if "containers" in node.get("spec", {}):
-            return node
-    raise AssertionError("a run has pods")
 
 
 def reject_missing(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:

@@ -154,7 +154,7 @@ def explain_lost(pod: Manifest) -> str:
     }
     if "deletionTimestamp" in metadata:
         # It is the end of the grace period, when kubelet has killed the containers.
-        ended = datetime.fromisoformat(metadata["deletionTimestamp"].replace("Z", "+00:00"))
+        ended = datetime.fromisoformat(metadata["deletionTimestamp"])
         if (datetime.now(UTC) - ended).total_seconds() > OVERDUE_S:
             return IS_LOST.format(**words)
         return ""

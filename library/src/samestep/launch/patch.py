@@ -46,7 +46,7 @@ def apply(cfg: DictConfig, manifests: Sequence[Manifest]) -> list[Manifest]:
     job_patch = read_patch(cfg, "job_patch")
     patched = copy.deepcopy(list(manifests))
     for index, manifest in enumerate(patched):
-        for template in find_pod_templates(manifest, cfg.cluster.get("container")):
+        for template in find_pod_templates(cfg, manifest):
             labels = kubectl.read_identity(template)
             # In place: the manifest has it somewhere within.
             template |= merge(template, pod_patch)
@@ -66,13 +66,13 @@ def read_patch(cfg: DictConfig, key: str) -> dict[str, Any]:
     return plain
 
 
-def find_pod_templates(manifest: Manifest, container: str) -> Iterator[dict[str, Any]]:
-    """Yield the templates of pods that train, as opposed to that of etcd."""
-    for _, node in walk(manifest):
+def find_pod_templates(cfg: DictConfig, tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield the templates of pods that train within ``tree``, as opposed to that of etcd."""
+    # Each kind of object has them at another place, and a JobSet in a list.
+    for _, node in walk(tree):
         if not isinstance(node, dict) or not isinstance(node.get("spec"), dict):
             continue
-        names = [item["name"] for item in node["spec"].get("containers", ())]
-        if container in names:
+        if "containers" in node["spec"] and kubectl.is_training_pod(cfg, node):
             yield node
 
 

@@ -33,13 +33,14 @@ def reject_endless(run_dir: Path, limit: int) -> None:
     starts = 1
     if noted.get("checkpoint") == checkpoint:
         starts += int(noted.get("starts", 0))
+    is_endless = starts > limit + 1
     # On a full disk the run itself says what is wrong.
     with suppress(OSError):
-        if starts > limit + 1:
+        if is_endless:
             (run_dir / FILE).unlink()
         else:
             write_text(run_dir / FILE, json.dumps({"checkpoint": checkpoint, "starts": starts}))
-    if starts > limit + 1:
+    if is_endless:
         raise ConfigError(
             f"{run_dir}: {starts - 1} starts in a row have saved no new checkpoint "
             f"(cluster.backoff_limit={limit}): the pods are evicted or stopped too early; samestep "

@@ -34,11 +34,19 @@ def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> N
         exit_code = EXIT_INTERRUPTED
     finally:
         # Python's own shutdown takes a moment. A handler that raises there prints a traceback.
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # nohup has told this process to ignore SIGHUP, and that stays.
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, signal.SIG_DFL)
+        for signum in signals_to_handle():
+            signal.signal(signum, signal.SIG_DFL)
     sys.exit(exit_code)
+
+
+def signals_to_handle() -> list[signal.Signals]:
+    """The signals that end a command, but for those that this process was told to ignore."""
+    found = []
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # nohup has a process ignore SIGHUP, and a handler would undo that.
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            found.append(signum)
+    return found
 
 
 def make_output_safe() -> None:

@@ -7,7 +7,6 @@ import math
 import mimetypes
 from base64 import b64encode
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,11 +163,3 @@ def show_value(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str)
-
-
-def timestamp(text: Any) -> float:
-    """Seconds since 1970 of a time in ISO 8601; 0 if ``text`` is not such a time."""
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return 0.0

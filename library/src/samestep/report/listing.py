@@ -18,7 +18,7 @@ from typing import Any
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
 from samestep.report import grids
-from samestep.report.files import show, timestamp
+from samestep.report.files import show
 from samestep.report.tables import print_tables
 from samestep.run import record
 
@@ -88,7 +88,7 @@ def list_runs(folder: Path) -> dict[str, record.Record]:
 def newest_first(item: tuple[str, record.Record]) -> tuple[float, str]:
     """The sort key of a run in a list: by its time, and by name among equal times."""
     name, status = item
-    return -timestamp(status.time), name
+    return -record.timestamp(status.time), name
 
 
 def fold_grids(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from samestep.config_keys import KeyScope, scope_of
 from samestep.report import charts, summary
-from samestep.report.files import Run, read_predictions, read_run, show, show_value, timestamp
+from samestep.report.files import Run, read_predictions, read_run, show, show_value
 from samestep.run import metrics, record
 from samestep.run.files import write_text
 from samestep.run_spec import select
@@ -82,7 +82,7 @@ def timeline_of(run: Run) -> list[Mapping[str, Any]]:
     """
 
     def time_of(event: Mapping[str, Any]) -> float:
-        return timestamp(event.get("started", event.get("time")))
+        return record.timestamp(event.get("started", event.get("time")))
 
     # Times have whole seconds, and sorted() keeps the order of equal ones: ends stand before starts
     # because a run that is restarted at once ends and starts in the same second.

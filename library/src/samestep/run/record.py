@@ -122,3 +122,11 @@ def try_to_update(run_dir: Path, state: str, why: str = "", **facts: Any) -> Non
     except OSError as error:
         # Not a warning: on a full disk the next checkpoint fails, with a better message.
         log.info("%s cannot be written: %s", run_dir / FILE, error.strerror)
+
+
+def timestamp(text: Any) -> float:
+    """Seconds since 1970 of a time in ISO 8601; 0 if ``text`` is not such a time."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return 0.0

@@ -16,6 +16,7 @@ from samestep.errors import RunError
 from samestep.grid import slots
 from samestep.grid.job_process import MAX_STARTS, is_killed, is_running, last_error, start_job
 from samestep.hydra import project
+from samestep.ranks import process
 from samestep.run import lock
 from samestep.run.metrics import read_history
 from samestep.sweep.settings import Settings, num_devices
@@ -183,10 +184,8 @@ class Search:
                 print(f"{signal.Signals(signum).name}: the trials save and end ...", flush=True)
                 task.cancel()
 
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # nohup has a process ignore SIGHUP, and a handler would undo that.
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                loop.add_signal_handler(signum, stop, signum)
+        for signum in process.signals_to_handle():
+            loop.add_signal_handler(signum, stop, signum)
 
     def _print_best(self) -> None:
         best = self.study.optuna.best_trial
