@@ -39,6 +39,8 @@ class FakeKubectl:
         self.before(verb, manifests)
         if verb == "get":
             return self.get(arguments[1:], manifests)
+        if verb in ("create", "dry-run"):
+            self.reject_existing(manifests)
         if verb == "create":
             return self.create(manifests)
         if verb == "patch":
@@ -78,11 +80,15 @@ class FakeKubectl:
             and labels.items() <= item["metadata"]["labels"].items()
         ]
 
-    def create(self, manifests: Sequence[Object]) -> str:
+    def reject_existing(self, manifests: Sequence[Object]) -> None:
         for item in manifests:
             key = (item["kind"], item["metadata"]["name"])
             if key in self.objects:
                 raise kubectl.AlreadyExistsError(f"{key} already exists")
+
+    def create(self, manifests: Sequence[Object]) -> str:
+        for item in manifests:
+            key = (item["kind"], item["metadata"]["name"])
             noted = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(item)}
             item = copy.deepcopy(item)
             item["metadata"] |= {"creationTimestamp": SINCE, "uid": f"uid of {key}"}

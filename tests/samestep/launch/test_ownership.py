@@ -138,13 +138,16 @@ def test_what_cannot_be_taken_back_is_named_and_found(cluster, tmp_path):
     assert cluster.objects == {}
 
 
-def launch_beside(cluster: FakeKubectl, tmp_path: Path, *words: str):
-    """Launch a run; another launch, with these words, creates its objects in the last moment."""
+def launch_beside(cluster: FakeKubectl, tmp_path: Path, *words: str, verb_after: str = "create"):
+    """Launch a run; another launch, with these words, is faster.
+
+    It creates its objects just before the first call with this verb.
+    """
     (tmp_path / "faster").mkdir()
     faster = []
 
     def before(verb, manifests):
-        if verb == "create" and not faster:
+        if verb == verb_after and not faster:
             faster.append(None)
             done = samestep("launch", *WORDS, *words, cwd=tmp_path / "faster")
             assert done.returncode == 0, done.stderr
@@ -153,8 +156,9 @@ def launch_beside(cluster: FakeKubectl, tmp_path: Path, *words: str):
     return samestep("launch", "cluster=k8s", *WORDS, cwd=tmp_path)
 
 
-def test_the_slower_of_two_launches_is_told_whose_run_it_is(cluster, tmp_path):
-    done = launch_beside(cluster, tmp_path, "cluster=k8s", "seed=7")
+@pytest.mark.parametrize("verb", ["create", "dry-run"])
+def test_the_slower_of_two_launches_is_told_whose_run_it_is(cluster, tmp_path, verb):
+    done = launch_beside(cluster, tmp_path, "cluster=k8s", "seed=7", verb_after=verb)
     assert done.returncode == 1
     assert "web: was launched at the same time by " in done.stderr
     assert f"since {SINCE}, and that run stays" in done.stderr

@@ -80,7 +80,7 @@ def create_in_order(cfg: DictConfig, manifests: Sequence[Manifest], parts: Parts
         create(cfg, parts.before)
         create_owner(cfg, parts.owner)
     except kubectl.AlreadyExistsError:
-        raise build_taken_error(cfg, manifests) from None
+        raise ownership.build_taken_error(cfg, manifests) from None
     run = kubectl.get_run(cfg, manifests)
     if not run:
         raise RunError(f"{cfg.run_id}: was removed while it was launched; launch it again")
@@ -144,18 +144,6 @@ def add_owner(cfg: DictConfig, manifests: Sequence[Manifest], reference: Manifes
         # The run has started all the same.
         kinds = ", ".join(manifest["kind"] for manifest in manifests)
         print(f"{cfg.run_id}: {kinds} will stay when the run is removed; {error}")
-
-
-def build_taken_error(cfg: DictConfig, manifests: Sequence[Manifest]) -> RunError:
-    """Build the error of the slower of two launches at the same time."""
-    found = ownership.find_own(cfg, manifests)
-    if not found:
-        return RunError(f"{cfg.run_id}: another launch took the name, and is gone; launch it again")
-    return RunError(
-        f"{cfg.run_id}: was launched at the same time {ownership.describe_author(found[0])}, and "
-        f"that run stays; follow it (samestep logs {cfg.run_id} cluster={cfg.cluster.name}), or "
-        "choose another RUN_ID"
-    )
 
 
 def reject_other_owner(cfg: DictConfig, manifests: Sequence[Manifest], run: Manifest) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError, RunError
-from samestep.launch import kubectl, patch, volume
+from samestep.launch import kubectl, ownership, patch, volume
 from samestep.launch.explain import MAKE_CLAIM
 from samestep.launch.render import Manifest
 
@@ -39,7 +39,11 @@ def judge(
         manifests: of the objects to create.
         existing: objects of these names in the cluster.
     """
-    judge_objects(cfg, rename(manifests, existing))
+    try:
+        judge_objects(cfg, rename(manifests, existing))
+    except kubectl.AlreadyExistsError:
+        # Another launch has created them since ``existing`` was read.
+        raise ownership.build_taken_error(cfg, manifests) from None
     judge_pod(cfg, manifests)
     reject_missing(cfg, manifests)
 
@@ -48,11 +52,12 @@ def judge(
 def before_anything_exists() -> Iterator[None]:
     """Turn what the cluster rejects into a ConfigError: nothing was made, so nothing can be lost.
 
-    A cluster that does not answer, or does not know the user, has rejected nothing.
+    A cluster that does not answer, or does not know the user, has rejected nothing. And what
+    another launch has created in the meantime is not the user's mistake.
     """
     try:
         yield
-    except (kubectl.NoAnswerError, kubectl.LoginError):
+    except (kubectl.NoAnswerError, kubectl.LoginError, kubectl.AlreadyExistsError):
         raise
     except RunError as error:
         raise ConfigError(str(error)) from None

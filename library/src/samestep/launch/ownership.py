@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
-from samestep.launch import kubectl
+from samestep.launch import kubectl, volume
 from samestep.launch.render import Manifest
 
 RUN, PROJECT, TARGET = (f"{kubectl.IDENTITY}{name}" for name in ("run", "project", "target"))
@@ -88,5 +88,20 @@ def build_foreign_error(
     return ConfigError(
         f"{cfg.run_id}: is a run with cluster={target}, launched {author}, and a name is one run "
         f"on all clusters; cancel it first (samestep cancel {cfg.run_id} cluster={target}), or "
+        "choose another RUN_ID"
+    )
+
+
+def build_taken_error(cfg: DictConfig, manifests: Sequence[Manifest]) -> kubectl.AlreadyExistsError:
+    """Build the error of the slower of two launches at the same time."""
+    # A claim is shared by all runs, so another run may have created it.
+    found = find_own(cfg, [item for item in manifests if item["kind"] != volume.CLAIM])
+    if not found:
+        return kubectl.AlreadyExistsError(
+            f"{cfg.run_id}: another launch has just created one of its objects; launch it again"
+        )
+    return kubectl.AlreadyExistsError(
+        f"{cfg.run_id}: was launched at the same time {describe_author(found[0])}, and "
+        f"that run stays; follow it (samestep logs {cfg.run_id} cluster={cfg.cluster.name}), or "
         "choose another RUN_ID"
     )
