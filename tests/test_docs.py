@@ -35,7 +35,7 @@ NOT_HERE = (  # the reader makes
 if not IS_TEMPLATE:
     NOT_HERE += ("tests/",)  # tests that stay with the template
 only_in_the_template = pytest.mark.skipif(not IS_TEMPLATE, reason="is about the template")
-NEVER_REAL = {"docker", "elasticjob", "runai", "flyte"}
+NEVER_REAL = {"runai", "flyte"}
 ACTIONS = "../../actions/"  # on GitHub, relative to a page at the top of the repository
 STAND_INS = {
     "$seed": "0",

@@ -46,6 +46,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"docker build|docker push": "tests/test_image.py",
     r"docker run .*IMAGE": "tests/image_build.sh",
     r"docker (swarm|node|secret) ": "needs a swarm; seen on Docker 20.10: docs/clusters/swarm.md",
+    r"docker compose ": "from the guide, not seen: docs/clusters/swarm.md",
     r"python -m http.server": "tests/samestep/launch/test_swarm.py",
     r"python -m samestep.launch.entrypoint": "tests/samestep/launch/test_entrypoint.py",
     r"kubectl (create|apply|taint|delete) |kind |sudo install ": "needs a cluster or a server",
@@ -120,11 +121,11 @@ def test_what_is_launched_has_no_errors(command: Command, monkeypatch: pytest.Mo
     monkeypatch.setenv("RUN_ID", command.variables.get("RUN_ID", ""))
     cfg, documents = main.prepare(overrides, is_data="--data" in flags)
     assert list(rules.faults(cfg, documents)) == []
-    if flags <= {"--data"} or cfg.cluster.name == "docker":
+    if flags <= {"--data"}:
         assert list(rules.check_examples(cfg)) == []
     for number in numbers_of_ranks(cfg):
         assert cfg.data.global_batch_size >= number, f"{number} ranks"
-    if "commands" in cfg.cluster and cfg.cluster.name != "docker":
+    if "commands" in cfg.cluster:
         assert render.command(cfg, overrides, "submit")
 
 

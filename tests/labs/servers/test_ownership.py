@@ -134,7 +134,7 @@ def check_rejected(cluster: Cluster, words: Sequence[str], said: str, **variable
 def test_what_the_cluster_would_reject_is_said_before_anything_exists(cluster: Cluster) -> None:
     for target, word, said in (
         ("k8s", "cluster.namespace=nowhere", "there is no namespace nowhere"),
-        ("elasticjob", "seed=1", "does not know ElasticJob"),
+        ("elastic", "cluster.manifest=[network,etcd,elasticjob]", "does not know ElasticJob"),
         ("k8s", "cluster.volume=other", "other: there is no such claim"),
         ("k8s", "cluster.node_selector={a b: c}", "nodeSelector"),
         ("k8s", "cluster.priority_class=urgent", "there is no PriorityClass urgent"),

@@ -136,7 +136,7 @@ def test_a_name_that_a_cluster_rejects(run_id: str):
 @pytest.mark.parametrize(
     ("target", "suffix"),  # what controllers append for a run of up to 1000 nodes
     [("k8s", "-999"), ("jobset", "-node-0-999-abcde"), ("kubeflow", "-node-0-999-abcde"),
-     ("pytorchjob", "-worker-999"), ("elastic", "-etcd"), ("elasticjob", "-worker-999")],
+     ("pytorchjob", "-worker-999"), ("elastic", "-etcd")],
 )  # fmt: skip
 def test_a_name_is_taken_only_if_all_that_is_made_of_it_fits(target: str, suffix: str):
     longest = "r" * (63 - len(suffix))
@@ -149,9 +149,13 @@ def test_a_name_is_taken_only_if_all_that_is_made_of_it_fits(target: str, suffix
     ("words", "place"),
     [
         (["cluster=k8s"], "cluster.volume=project must have data/cifar-10-batches-py/data_batch_1"),
-        (["cluster=docker"], "cluster.data=project-data must have data/cifar-10-batches-py"),
+        (
+            ["cluster=slurm", "cluster.container=pyxis", "cluster.image=x:1", "cluster.runs=/r",
+             "cluster.data=/shared"],
+            "cluster.data=/shared must have data/cifar-10-batches-py",
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_the_user_must_put_into_the_volume_is_said(words: list[str], place: str):
     (note,) = check.notes(compose_once(*words, "data=cifar10"))
     assert note.startswith(f"data=cifar10: the pods do not download it; {place}")

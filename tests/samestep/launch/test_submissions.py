@@ -46,8 +46,8 @@ def test_they_are_where_the_runs_of_this_machine_are(here, monkeypatch):
 
 
 def test_a_run_on_another_cluster_is_not_taken_for_this_one(here):
-    submissions.save("mine", ["cluster=elasticjob"])
-    with pytest.raises(ConfigError, match="mine was submitted with cluster=elasticjob"):
+    submissions.save("mine", ["cluster=pytorchjob"])
+    with pytest.raises(ConfigError, match="mine was submitted with cluster=pytorchjob"):
         submissions.load("mine", ["cluster=elastic"])
 
 

@@ -17,9 +17,10 @@ from samestep.hydra.compose import check
 from samestep.launch import render
 from tests import mirror
 from tests.conftest import NO_PICTURES, free_port, run
-from tests.launching import launch, line_of, samestep
+from tests.launching import launch, samestep
 
 UNEQUAL = "cluster.devices_per_node=[1,2]"
+WITHOUT_SWARM = ("cluster=swarm", "cluster.manifest=docker")
 needs_docker = pytest.mark.skipif(not shutil.which("docker"), reason="needs Docker's client")
 
 
@@ -50,7 +51,7 @@ def test_without_gpus_none_is_reserved():
     node = stack("trainer.accelerator=cpu")["services"]["node-0"]
     assert node["deploy"]["resources"] == {"limits": {"memory": "16g"}}
     assert "NVIDIA_VISIBLE_DEVICES=void" in node["environment"]
-    assert "--gpus=all" not in rendered("cluster=docker", "trainer.accelerator=cpu")
+    assert "capabilities" not in rendered(*WITHOUT_SWARM, "trainer.accelerator=cpu")
 
 
 def test_secrets_are_named_and_never_shown():
@@ -62,8 +63,8 @@ def test_secrets_are_named_and_never_shown():
     assert found["secrets"]["secret-1"] == {"name": "aws", "external": True}
     assert "secrets" not in stack()
     assert "secrets" not in stack()["services"]["node-0"]
-    without = launch("cluster=docker", "--render", WANDB_API_KEY="0123456789abcdef")
-    assert "--env=WANDB_API_KEY " in without.stdout
+    without = launch(*WITHOUT_SWARM, "--render", WANDB_API_KEY="0123456789abcdef")
+    assert "- WANDB_API_KEY\n" in without.stdout
     assert "0123456789abcdef" not in without.stdout
 
 
@@ -74,9 +75,11 @@ def test_secrets_are_named_and_never_shown():
         [],
         [UNEQUAL, "cluster.secrets=[netrc]"],
         ["cluster.runs={type: nfs, o: 'addr=10.0.0.5,rw', device: ':/runs'}"],
+        # The format of stacks does not know how Compose asks for GPUs.
+        ["cluster.manifest=docker", UNEQUAL, "trainer.accelerator=cpu"],
     ],
 )
-def test_docker_accepts_the_stack(words):
+def test_docker_accepts_the_file(words):
     result = docker_config(rendered("cluster=swarm", *words))
     assert result.returncode == 0, result.stderr
 
@@ -144,31 +147,6 @@ def test_without_docker_the_command_is_shown(tmp_path):
     assert result.returncode == 1
     assert "docker: no such command" in result.stderr
     assert "docker stack ps --no-trunc cifar" in result.stderr
-
-
-def test_commands_for_machines_without_swarm_are_typed_as_they_are(fake_docker, tmp_path):
-    odd = "run_root=$HOME/a 'b' ${c} \\$$"
-    words = ["cluster=docker", UNEQUAL, "cluster.options=['--ipc=private']", odd]
-    cfg = check(words[:-1])
-    cfg.run_id = "cifar"
-    script = render.text(render.render(cfg, words))
-    assert "# on machine 1 of 2, with 2 of the processes\n" in script
-    subprocess.run(["sh", "-c", script], check=True)
-    first, second = [call for call, _ in fake_docker()]
-    assert first[:2] == second[:2] == ["run", "--detach"]
-    assert first[-4:] == second[-4:] == words
-    assert {"--name=cifar-node-0", "--node-rank=0", "--nproc-per-node=1"} < {*first}
-    assert {"--name=cifar-node-1", "--node-rank=1", "--nproc-per-node=2"} < {*second}
-    assert {"--read-only", "--ipc=private", "--gpus=all", "--stop-timeout=120"} < {*second}
-    image = second.index("registry.example.com/project:0.1.0")
-    assert second[image + 1] == "--nnodes=2"  # options of Docker before it, of torchrun behind
-
-
-def test_nothing_is_submitted_without_swarm(tmp_path):
-    words = line_of("submit", "cifar", "cluster=docker", "cluster.image=ours:1")
-    result = samestep(*words, cwd=tmp_path, RUN_ID="cifar")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "samestep launch --render prints what to type" in result.stderr
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from tests.samestep.launch.test_render import in_a_pod
 GOLDEN = ROOT / "tests/golden"
 UNEQUAL = "cluster.devices_per_node=[1,2]"
 TWO_BY_TWO = ["trainer.num_nodes=2", "trainer.devices=2"]
+ELASTICJOB = "cluster.manifest=[network,etcd,elasticjob]"
 KUBERNETES = ("k8s", "jobset", "pytorchjob", "kubeflow", "elastic", "elasticjob")
 TARGETS = {  # its name, also of its golden file: the words that make it
     "k8s": ["cluster=k8s", *TWO_BY_TWO],
@@ -29,13 +30,13 @@ TARGETS = {  # its name, also of its golden file: the words that make it
     "kubeflow": ["cluster=kubeflow", *TWO_BY_TWO],
     "kubeflow-cpu": ["cluster=kubeflow", *TWO_BY_TWO, "trainer.accelerator=cpu"],
     "elastic": ["cluster=elastic", "trainer.devices=2", "cluster.max_nodes=4"],
-    "elasticjob": ["cluster=elasticjob", "trainer.devices=2"],
+    "elasticjob": ["cluster=elastic", ELASTICJOB, "trainer.devices=2"],
     "runai": ["cluster=runai", *TWO_BY_TWO],
     "runai-cpu": ["cluster=runai", *TWO_BY_TWO, "trainer.accelerator=cpu"],
     "runai-v1": ["cluster=runai", "cluster.cli=v1", *TWO_BY_TWO],
     "slurm": ["cluster=slurm", *TWO_BY_TWO],
     "swarm": ["cluster=swarm", UNEQUAL, "cluster.secrets=[netrc]", "data=cifar10"],
-    "swarm_docker": ["cluster=docker", UNEQUAL, "data=cifar10"],
+    "swarm_docker": ["cluster=swarm", "cluster.manifest=docker", UNEQUAL, "data=cifar10"],
     "flyte": ["cluster=flyte", "trainer.devices=2", "data=cifar10"],
 }
 JUDGED = ("k8s", "k8s-cpu", "jobset", "pytorchjob", "kubeflow", "kubeflow-cpu", "elastic")
@@ -95,7 +96,8 @@ def command(name, *more, action="submit"):
 @pytest.mark.parametrize("name", [name for name in TARGETS if name not in JUDGED])
 def test_a_target_becomes_what_its_golden_file_says(name):
     is_command = check(TARGETS[name]).cluster.manifest is None
-    path = GOLDEN / (f"{name}.yaml" if name in (*MANIFESTS, "swarm") else f"{name}.sh")
+    is_yaml = name in (*MANIFESTS, "swarm", "swarm_docker")
+    path = GOLDEN / (f"{name}.yaml" if is_yaml else f"{name}.sh")
     text = f"{shlex.join(command(name))}\n" if is_command else render.text(rendered(name))
     if os.environ.get("GOLDEN") == "write":
         path.write_text(text)
@@ -150,7 +152,8 @@ def test_everything_of_a_run_has_its_name_and_label(name):
     if name != "elasticjob":  # runs wait in a queue in tests/labs/servers/test_queue.py
         words += ["cluster.queue=team-a", "cluster.queue_priority=high"]
     documents = rendered(name, *words)
-    identity = {"samestep/run": "cifar", "samestep/project": "project", "samestep/target": name}
+    identity = {"samestep/run": "cifar", "samestep/project": "project"}
+    identity["samestep/target"] = name.removesuffix("job") if name == "elasticjob" else name
     for item in documents:
         assert identity.items() <= item["metadata"]["labels"].items()
         assert item["metadata"]["name"].startswith("cifar")

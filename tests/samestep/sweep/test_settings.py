@@ -24,7 +24,7 @@ REJECTED = [
     ("sweep=digits_lr model.label_smoothing=interval(0,1.5)", "must be a number at least 0 and b"),
     (f"sweep=digits_lr {LR}r=interval(0,1)", f"{LR}r"),
     ("sweep=digits_lr ~callbacks.checkpoints", "a search compares trials by a metric: callbacks.c"),
-    ("sweep=digits_lr cluster=docker", "cluster=docker: a search needs local, slurm, or Kubernet"),
+    ("sweep=digits_lr cluster=runai", "cluster=runai: a search needs local, slurm, or Kubernet"),
     ("sweep=digits_lr cluster=k8s", "reads metrics from copies: callbacks.artifacts.url=s3://"),
     (
         "sweep=digits_lr cluster=k8s +callbacks.x._target_=no.X",

@@ -36,7 +36,6 @@ from samestep.hydra.project import project_folder
 
 WITHOUT_GPUS: dict[str, Any] = {
     "gpus": None,
-    "gpu_options": None,
     "gpu_kinds": [],
     "visible": "void",
 }
@@ -204,19 +203,11 @@ def prune_list(node: list[Any]) -> list[Any] | None:
 
 
 def text(manifests: Sequence[Manifest]) -> str:
-    """Write the manifests as one YAML file, a batch script, or lines for a shell."""
+    """Write the manifests as one YAML file, or as a batch script."""
     keys = set().union(*manifests)
     if "sbatch" in keys:
         return batch_script(*manifests)
-    # Of Docker without Swarm. A manifest of Kubernetes has its command further below.
-    if "command" in keys:
-        return "".join(map(shell_lines, manifests))
     return yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, width=1000)
-
-
-def shell_lines(manifest: Manifest) -> str:
-    """Write a command for a shell, and a comment before it."""
-    return f"# {manifest['comment']}\n{join_command(manifest)}\n"
 
 
 def join_command(manifest: Manifest) -> str:
