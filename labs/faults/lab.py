@@ -33,6 +33,8 @@ from tests.project.test_train import history
 BASE = [
     "trainer.accelerator=cpu", "data.global_batch_size=60", "trainer.max_epochs=3", "model=mlp",
     "model.net.dropout=0.2", "data.crop_padding=1", NO_PICTURES,
+    # A save within an epoch would leave less to repeat.
+    "callbacks.checkpoints.every_s=300",
 ]  # fmt: skip
 CHANGES_NO_METRIC = ("cluster.timeout_s=", "+callbacks.slow.", "callbacks.slow.")
 """How overrides begin that an unharmed run does not need to end with the same metrics."""

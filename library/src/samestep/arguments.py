@@ -24,6 +24,7 @@ from samestep.option_names import option, setting
 from samestep.ranks import environment, strategies
 from samestep.ranks.compat import of_kind
 from samestep.run.layout import shorten
+from samestep.run.save_interval import Seconds
 
 FIXED: dict[str, tuple[Any, str]] = {
     "barebones": (False, "a run needs its callbacks and its history"),
@@ -132,7 +133,11 @@ def place_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:
 
 
 def complete_callbacks(
-    own: Sequence[L.Callback], run_dir: Path, save_every_s: float, monitor: str | None, mode: str
+    own: Sequence[L.Callback],
+    run_dir: Path,
+    save_every_s: Seconds,
+    monitor: str | None,
+    mode: str,
 ) -> list[L.Callback]:
     """The user's callbacks, with a saver of checkpoints and a LossGuard.
 

@@ -68,6 +68,7 @@ from samestep.run.hyperparameters import describe
 from samestep.run.layout import LAST, shorten
 from samestep.run.logs import log_to_files, silence_expected_warnings
 from samestep.run.metrics import read_final_metrics
+from samestep.run.save_interval import AUTO, Seconds
 from samestep.run_spec import RunSpec
 from samestep.tracker import NullLogger
 
@@ -99,7 +100,8 @@ class Trainer(L.Trainer):
             ``tags`` (a list) in it are kept, and may change.
         allow_changes: full keys of ``config`` that may have changed when the run continues.
         timeout_s: seconds that a step may take, and that a rank waits for the others.
-        save_every_s: seconds of training that a killed run repeats at most.
+        save_every_s: seconds of training that a killed run repeats at most; ``auto``: training may
+            wait for saves for one percent of its time, and saves every 2 to 300 s.
         shares: how much of each batch a rank gets: ``equal``, ``auto``, or numbers.
         split_batches: let ``batch_size`` of ordinary DataLoaders count samples per step over all
             ranks, each of which gets a slice of every batch; otherwise it counts them per rank.
@@ -133,7 +135,7 @@ class Trainer(L.Trainer):
         config: Mapping[str, Any] | None = None,
         allow_changes: Sequence[str] = (),
         timeout_s: float = 300.0,
-        save_every_s: float = 300.0,
+        save_every_s: Seconds = AUTO,
         shares: str | Sequence[float] = "equal",
         split_batches: bool = False,
         allow: Sequence[str] = (),

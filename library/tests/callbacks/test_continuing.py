@@ -33,7 +33,10 @@ from torch.optim.lr_scheduler import (
 )
 
 from library.tests.canaries import needs_averaging
-from library.tests.kit import Net, Place, batches, check_exact
+from library.tests.kit import Net, Place, batches, check_exact, fit
+from samestep.callbacks.checkpoints import Checkpoints
+from samestep.loops import find_callback
+from samestep.run import record, save_interval
 
 pytestmark = pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric")
 
@@ -200,3 +203,20 @@ class Gan(Net):
 
 def test_optimizers_stepped_by_hand(tmp_path: Path):
     check(tmp_path, Gan)
+
+
+def test_a_run_that_chooses_when_it_saves_continues_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(save_interval, "SHORTEST_S", 0)
+    monkeypatch.setattr(save_interval, "FRACTION", 1e9)
+    options: dict[str, Any] = {"how": "SIGKILL", "save_every_s": "auto"}
+    _, parts = check_exact(tmp_path, Net, batches, (0, 2), (1, 1), **options)
+    assert [part.seen[0][:2] for part in parts] == [(0, 0), (0, 2), (1, 1)]
+    # Once in each start: the one of the other run, and three of this one.
+    assert capsys.readouterr().out.count("(save_every_s=auto): training waits") == 4
+
+    known = record.read(tmp_path / "parts")
+    assert known.save_price_s > 0
+    (more,) = fit(tmp_path / "parts", max_epochs=3, **options)
+    assert find_callback(more.trainer, Checkpoints).interval.expected_s == known.save_price_s

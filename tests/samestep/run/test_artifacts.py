@@ -97,6 +97,8 @@ def _no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Faulty, "fault", staticmethod(works))
     monkeypatch.setattr(artifacts, "SCAN_S", 0.01)
     monkeypatch.setattr(artifacts, "MAX_DELAY_S", 0.05)
+    monkeypatch.setattr(artifacts, "MIN_PAUSE_S", 0)
+    monkeypatch.setattr(artifacts, "PAUSE", 0)
 
 
 def save(run_dir: Path, step: int) -> None:
@@ -194,6 +196,22 @@ def test_of_a_file_that_changes_the_newest_version_is_copied(tmp_path: Path):
     save(tmp_path / "mine", 3)
     callback.flush()
     assert load(tmp_path / "store/mine/checkpoints/last.ckpt")["global_step"] == 3
+
+
+def test_a_run_that_saves_all_the_time_uploads_each_file_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(artifacts, "MIN_PAUSE_S", PATIENCE_S)
+    callback = copying(tmp_path)
+    last = tmp_path / "store/mine/checkpoints/last.ckpt"
+    until(last.exists)
+    save(tmp_path / "mine", 2)
+    # The next file that is new was found by a scan that has passed over the others.
+    shutil.copy(tmp_path / "mine/checkpoints/best.ckpt", tmp_path / "mine/checkpoints/z.ckpt")
+    until((tmp_path / "store/mine/checkpoints/z.ckpt").exists)
+    assert load(last)["global_step"] == 1
+    callback.flush()
+    assert load(last)["global_step"] == 2
 
 
 @pytest.mark.parametrize("fault", ["fails", "is_full", "hangs"])

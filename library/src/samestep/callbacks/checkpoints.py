@@ -38,11 +38,12 @@ from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.requeue import requeue_job
 from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, record, replication, shards
-from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor
+from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor, size_of
 from samestep.run.files import link_file
 from samestep.run.layout import shorten
 from samestep.run.manifest import Manifest, verify
 from samestep.run.record import Record
+from samestep.run.save_interval import AUTO, SaveInterval, Seconds
 from samestep.run.save_time import SaveTime
 from samestep.run.weights import explain_loading, find_unloadable
 
@@ -68,7 +69,8 @@ class Checkpoints(Checkpoint):
 
     Args:
         dirpath: directory of the checkpoints, ``checkpoints`` in the run directory.
-        every_s: seconds after which an interrupted epoch has been saved.
+        every_s: seconds between two saves within an epoch, or ``auto``: as often as one percent
+            of training time allows, every 2 to 300 s.
         monitor: a metric that the model logs, such as ``val/loss``. None: there is no
             ``best.ckpt``, and the last weights are tested.
         mode: ``min`` if less of the metric is better, ``max`` if more is.
@@ -79,7 +81,7 @@ class Checkpoints(Checkpoint):
     def __init__(
         self,
         dirpath: str,
-        every_s: float,
+        every_s: Seconds = AUTO,
         monitor: str | None = None,
         mode: str = "min",
         every_n_epochs: int | None = None,
@@ -90,7 +92,8 @@ class Checkpoints(Checkpoint):
         self.folder = Path(environment.expand_home(dirpath, "dirpath")).absolute()
         self.run_dir = self.folder.parent
         self.last, self.best = self.folder / "last.ckpt", self.folder / "best.ckpt"
-        self.every_s = every_s
+        self.interval = SaveInterval(every_s)
+        """When the next save is due, and how long training has waited for saves."""
         self.monitor = monitor
         self.mode = mode
         self.every_n_epochs = every_n_epochs
@@ -103,7 +106,6 @@ class Checkpoints(Checkpoint):
         self._has_validated = False  # in this process
         # Epoch and step of the newest checkpoint of an epoch to keep; no step is the -1st.
         self._kept = 0, -1
-        self._saved_at = time.monotonic()
         self._saved_step = 0
         self._checkpoint_io: AtomicCheckpointIO  # of the strategy
         self._stand_ins: StandIns | None = None
@@ -174,11 +176,14 @@ class Checkpoints(Checkpoint):
         """Find what could not be saved, and end at once if early stopping had ended this run."""
         if self.monitor is not None:
             self._check_validations(trainer, self.monitor)
-        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+        self._saved_step = trainer.global_step
         if self._has_ended:
             trainer.should_stop = True
         if trainer.ckpt_path is None:
             self._try_to_save(trainer)
+        else:
+            self.interval.expected_s = record.read(self.run_dir).save_price_s
+        self.interval.start()
         # GradientAccumulationScheduler sets it only where an epoch begins, and Lightning calls
         # `on_train_epoch_start` of no callback when it continues one.
         self._accumulated = trainer.accumulate_grad_batches
@@ -216,7 +221,7 @@ class Checkpoints(Checkpoint):
 
     def _is_due(self) -> bool:
         """Whether this rank would save: for its best weights, or because time has passed."""
-        return self._has_improved or time.monotonic() - self._saved_at > self.every_s
+        return self._has_improved or self.interval.is_due()
 
     def _signal_to_stop(self, trainer: L.Trainer, agreed: stopping.Agreement) -> int:
         """The signal with which all ranks stop now; 0 for none. Every rank calls this."""
@@ -381,10 +386,11 @@ class Checkpoints(Checkpoint):
         if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
             # Lazy layers have no weights before the first batch.
             return
-        checkpoint_io.dry_run = DryRun()
+        dry_run = checkpoint_io.dry_run = DryRun()
+        started = time.monotonic()
         # Should the strategy write files itself, this name is not taken for a checkpoint.
         trainer.save_checkpoint(self.folder / ".trial.ckpt")
-        dry_run = checkpoint_io.dry_run
+        self.interval.expect(time.monotonic() - started, size_of(dry_run.content))
         if dry_run.content and dry_run.problem is None:
             dry_run.problem = find_unloadable(trainer.lightning_module, dry_run.content)
         dry_run.content = {}
@@ -438,6 +444,13 @@ class Checkpoints(Checkpoint):
             return
         # The checkpoint before must be in its place: only one can be in writing.
         self._commit(trainer)
+        with self.interval.saving():
+            self._write(trainer)
+        if self._checkpoint_io.pending is None:
+            self._commit(trainer)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        """Save the run; what a thread still writes is left to ``_commit``."""
         self._checkpoint_io.in_background = self._checkpoint_io.saves_for_run = True
         follow = self._save_time.start()
         try:
@@ -446,7 +459,7 @@ class Checkpoints(Checkpoint):
             self._checkpoint_io.in_background = self._checkpoint_io.saves_for_run = False
         pending = self._checkpoint_io.pending
         follow(pending.written if pending else None)
-        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+        self._saved_step = trainer.global_step
         self._due = [self.last]
         if self._has_improved:
             self._has_improved = False
@@ -454,22 +467,31 @@ class Checkpoints(Checkpoint):
         epoch, step = self._kept
         if step == trainer.global_step:
             self._due.append(self._path_of(epoch))
-        if self._checkpoint_io.pending is None:
-            self._commit(trainer)
 
     def _commit(self, trainer: L.Trainer) -> None:
         """Let the checkpoint that was saved last appear, with all names that it should have."""
         if self._due is None:
             return
         paths, self._due = self._due, None
-        self._checkpoint_io.commit()
-        if trainer.is_global_zero:
-            for path in paths[1:]:
-                link_file(self.last, path)
-            shards.prune(self.folder)
-        replication.replicate(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
-        # All ranks wait: the test after the last epoch looks for its checkpoint on each of them.
-        trainer.strategy.barrier()
+        with self.interval.training_waits():
+            self._checkpoint_io.commit()
+            if trainer.is_global_zero:
+                for path in paths[1:]:
+                    link_file(self.last, path)
+                shards.prune(self.folder)
+            replication.replicate(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
+            # All ranks wait: the test after the last epoch looks for its checkpoint on each.
+            trainer.strategy.barrier()
+        self.interval.complete()
+        self._announce(trainer)
+
+    def _announce(self, trainer: L.Trainer) -> None:
+        """Say how often the run saves, and whether a save takes too long for its cluster."""
+        announcement = self.interval.find_announcement()
+        if announcement:
+            print_note(trainer, announcement)
+            if trainer.is_global_zero:
+                record.try_to_update(self.run_dir, record.RUNNING, **self.interval.facts())
         note = self._save_time.find_note()
         if note:
             print_note(trainer, note)
@@ -554,11 +576,12 @@ def keep_scores(trainer: L.Trainer, states: dict[str, Any]) -> None:
 
 
 def progress_of(trainer: L.Trainer) -> dict[str, Any]:
-    """The step, the best value so far (None where there is none yet), and unequal shares."""
+    """The step, the best value so far (None where there is none yet), saves, unequal shares."""
     facts: dict[str, Any] = {"step": trainer.global_step}
     for own in callbacks_of(trainer, Checkpoints):
         facts |= {"monitor": own.monitor, "mode": own.mode}
         facts |= {"best": own.best_score, "best_epoch": own.best_epoch}
+        facts |= own.interval.facts()
     for weighting in callbacks_of(trainer, SliceWeighting):
         if weighting.shares:
             facts["shares"] = list(weighting.shares)

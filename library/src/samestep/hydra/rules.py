@@ -206,7 +206,7 @@ OF_CLUSTER = {
 OF_CALLBACKS = {
     "callbacks.checkpoints.monitor": NULL | TEXT,
     "callbacks.checkpoints.mode": one_of("min", "max"),
-    "callbacks.checkpoints.every_s": ABOVE_0,
+    "callbacks.checkpoints.every_s": one_of("auto") | ABOVE_0,
     "callbacks.checkpoints.every_n_epochs": NULL | whole(1),
     "callbacks.artifacts.url": NULL | TEXT,
     "callbacks.artifacts.flush_timeout_s": ABOVE_0,

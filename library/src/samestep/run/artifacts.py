@@ -3,6 +3,7 @@
 import logging
 import shlex
 import threading
+import time
 from pathlib import Path
 
 import lightning as L
@@ -19,13 +20,16 @@ log = logging.getLogger(__name__)
 
 SCAN_S = 1.0  # between two scans of the run directory
 MAX_DELAY_S = 60.0  # between two attempts after failures
+MIN_PAUSE_S = 10.0  # between two uploads of one file, while the run trains
+PAUSE = 10  # times what an upload has taken, before the next one of this file
 
 
 class Artifacts(KeepsCopy):
     """Copies the run to a store while it trains, in a thread of rank zero.
 
-    Once a second it uploads the files that have changed. Failures are retried after 2, 4, ... 60
-    seconds, with one warning for each kind of error. They never interrupt the training.
+    Once a second it uploads the files that have changed, each for a tenth of the time at most, and
+    every ten seconds. Failures are retried after 2, 4, ... 60 seconds, with one warning for each
+    kind of error. They never interrupt the training.
 
     Args:
         url: folder of all runs in the store; null copies nothing.
@@ -43,6 +47,8 @@ class Artifacts(KeepsCopy):
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._problems: dict[str, str] = {}
+        self._next: dict[str, float] = {}
+        """When each file that was uploaded may be uploaded again."""
 
     def fetch(self, run_dir: Path) -> None:
         """Download the run if its copy is newer; see ``store.fetch``."""
@@ -118,6 +124,11 @@ class Artifacts(KeepsCopy):
         assert self.copy is not None
         succeeded = True
         for name in self.copy.names(final=final):
+            # A small net is saved every two seconds. A store may keep each version, and has a price
+            # for each request.
+            is_early = time.monotonic() < self._next.get(name, 0)
+            if is_early and not final:
+                continue
             # Also after a failure: a store that rejects a large file may take the small ones.
             if not self._try(name):
                 succeeded = False
@@ -125,6 +136,7 @@ class Artifacts(KeepsCopy):
 
     def _try(self, name: str) -> bool:
         assert self.copy is not None
+        before, started = self.copy.copied.get(name), time.monotonic()
         try:
             self.copy.upload(name)
         except Exception as error:
@@ -135,4 +147,7 @@ class Artifacts(KeepsCopy):
                 log.warning("Cannot upload %s; retrying while training continues", why)
             self._problems[kind] = why
             return False
+        if self.copy.copied.get(name) != before:
+            now = time.monotonic()
+            self._next[name] = now + max(MIN_PAUSE_S, PAUSE * (now - started))
         return True

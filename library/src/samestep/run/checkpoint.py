@@ -577,6 +577,18 @@ def with_plain_tensors(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list
     return map_tensors(checkpoint, make_plain), places
 
 
+def size_of(checkpoint: dict[str, Any]) -> int:
+    """The bytes of all tensors in a checkpoint."""
+    sizes: list[int] = []
+
+    def add(path: str, tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    map_tensors(checkpoint, add)
+    return sum(sizes)
+
+
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The same values without the class and the attributes of a subclass.
 

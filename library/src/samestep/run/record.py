@@ -37,6 +37,8 @@ class Record(NamedTuple):
     mode: str = ""  # of the monitor: max or min
     best: float | int | None = None  # best value of the monitor so far, that of best.ckpt
     best_epoch: int | None = None  # the epoch of this value, counted from 1
+    save_every_s: float | None = None  # seconds between two saves, if the run chooses them
+    save_price_s: float | None = None  # seconds that training waits for a save
     shares: Sequence[float] | None = None  # fraction of each batch for each rank; None: equal
     limits: Mapping[str, Any] = {}  # max_epochs and so on: raising one resumes a finished run
     notes: str = ""  # free text
