@@ -20,7 +20,11 @@ RULES = {
 }
 
 # Patterns of keys that may have another value when a run continues.
-MAY_CHANGE = [r"data\.(root|download|mirror|num_workers)", r"callbacks\.predictions(\..+)?"]
+MAY_CHANGE = [
+    r"data\.(root|download|mirror|num_workers)",
+    r"model\.compile",  # it rounds in another way
+    r"callbacks\.predictions(\..+)?",
+]
 
 
 def needed_files(cfg: DictConfig) -> list[str]:

@@ -50,8 +50,8 @@ def test_no_rule_is_about_the_users_own_nets_optimizers_and_callbacks(overrides)
     check(overrides)
 
 
-def test_a_continued_run_may_read_its_data_elsewhere():
-    for key in ("data.root", "data.download", "data.mirror", "data.num_workers"):
+def test_a_continued_run_may_read_its_data_elsewhere_and_be_compiled():
+    for key in ("data.root", "data.download", "data.mirror", "data.num_workers", "model.compile"):
         assert any(re.fullmatch(pattern, key) for pattern in MAY_CHANGE)
 
 
