@@ -136,7 +136,7 @@ def test_a_run_that_is_cancelled_saves_and_the_same_submit_continues_it(launcher
         assert logs.wait(PATIENCE_S) == 1
         assert "Stopped by SIGTERM after step " in logs.stdout.read()
         assert "CANCELLED" in logs.stderr.read()
-    assert launch("cancel").stdout == "mine: nothing to cancel\n"
+    assert launch("cancel").stdout == "mine: has ended, nothing to cancel\n"
 
     fast = ["+callbacks.slow.seconds=0", "allow_changes=[callbacks.slow.seconds]"]
     assert launch("submit", *SLOW[:1], *fast, "trainer.max_epochs=4").returncode == 0
@@ -313,6 +313,7 @@ def test_slurm_is_asked_before_a_run_is_sent(launcher):
         assert refused.stderr.startswith("error: ")
         assert refused.stderr.count("\n") == 1
         assert re.search(error, refused.stderr.lower()), refused.stderr
-    missing = launch("status", RUN_ID="never-sent")
-    assert missing.returncode == 1
-    assert "Slurm has no job of yours with this name" in missing.stderr
+    for command in ("status", "logs", "cancel"):
+        missing = launch(command, RUN_ID="never-sent")
+        assert (missing.returncode, missing.stdout) == (1, "")
+        assert "Slurm has no job of yours with this name" in missing.stderr

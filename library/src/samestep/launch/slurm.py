@@ -93,9 +93,11 @@ def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
 
 def cancel(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Let the run save, end its job, and wait until it has ended."""
+    if not find_jobs(cfg):
+        raise build_missing_error(cfg)
     active = find_active(cfg)
     if not active:
-        print(f"{cfg.run_id}: nothing to cancel")
+        print(f"{cfg.run_id}: has ended, nothing to cancel")
         return 0
     # The trials of a sweep are one job array, which ends as a whole.
     numbers = {job.get("ArrayJobId", job["JobId"]) for job in active}
