@@ -163,6 +163,35 @@ def test_the_limits_of_the_namespace_are_asked_before_anything_exists(cluster: C
     check_rejected(cluster, cluster.words("k8s"), "the namespace's quota small is used up")
 
 
+def test_a_quota_has_room_for_all_pods_or_none_is_made(cluster: Cluster) -> None:
+    words = cluster.words("k8s")
+    for limit, said in (
+        ({"requests.memory": "100Mi"}, "quota small is used up: requests.memory=128Mi"),
+        ({"limits.memory": "100Mi"}, "quota small is used up: limits.memory=128Mi"),
+        ({"pods": "1"}, "quota small is used up: pods=1, and 0 exist"),
+    ):
+        limit_namespace(cluster, limit)
+        check_rejected(cluster, words, f"mine: of 2 pods: the namespace's {said}")
+    limit_namespace(cluster, {"requests.memory": "128Mi", "pods": "2"})
+    for _ in range(2):
+        # The second one finds the quota used up, by the run itself.
+        done = cluster.launch("k8s", "mine")
+        assert done.returncode == 0, done.stderr
+        cluster.until_training("mine")
+    checked = cluster.samestep("launch", "--check", *words, RUN_ID="mine")
+    assert checked.returncode == 0, checked.stderr
+    other = cluster.launch("k8s", "other")
+    assert other.returncode == 2
+    assert "the namespace's quota small is used up" in other.stderr
+
+
+def limit_namespace(cluster: Cluster, limit: dict[str, str]) -> None:
+    """Set the quota of the namespace, and wait until the server has counted what is there."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
+    cluster.apply(quota | {"spec": {"hard": limit}})
+    until(lambda: cluster.get("resourcequotas", "small").get("status", {}).get("hard") == limit)
+
+
 def pod_of(cluster: Cluster) -> Object:
     """A pod of a run, as its controller would create it."""
     template = documents_of(cluster, "k8s")[-1]["spec"]["template"]

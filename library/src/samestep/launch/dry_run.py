@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError, RunError
-from samestep.launch import kubectl, ownership, patch, volume
+from samestep.launch import kubectl, ownership, patch, quotas, volume
 from samestep.launch.explain import MAKE_CLAIM
 from samestep.launch.render import Manifest
 
@@ -44,8 +44,20 @@ def judge(
     except kubectl.AlreadyExistsError:
         # Another launch has created them since ``existing`` was read.
         raise ownership.build_taken_error(cfg, manifests) from None
-    judge_pod(cfg, manifests)
+    try:
+        judge_pod(cfg, manifests)
+        quotas.judge(cfg, manifests)
+    except kubectl.QuotaError:
+        # The pods of a run that runs are among those that use the quota up.
+        if not is_running(existing):
+            raise
     reject_missing(cfg, manifests)
+
+
+def is_running(existing: Sequence[Manifest]) -> bool:
+    """Whether the objects in the cluster are of a run that has not ended."""
+    owners = [item for item in existing if item["kind"] in kubectl.RUNS]
+    return any(kubectl.find_outcome(owner) is None for owner in owners)
 
 
 @contextmanager
@@ -95,16 +107,8 @@ def judge_pod(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
     do not even judge these.
     """
     template = next(patch.find_pod_templates(cfg, manifests))
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"{cfg.run_id}-check", **template.get("metadata", {})},
-        "spec": template["spec"],
-    }
-    # Not `apply`, which also wants the right to read pods.
-    options = ("--dry-run=server", "--validate=strict", "--filename=-")
     try:
-        kubectl.call(cfg, "create", *options, manifests=[pod])
+        quotas.create_pod(cfg, template)
     except RunError as error:
         is_judged = NOT_JUDGED.search(str(error)) is None
         # In many clusters users may create Jobs, and only controllers create pods.

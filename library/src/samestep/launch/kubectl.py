@@ -33,6 +33,10 @@ class AlreadyExistsError(RunError):
     """An object was not created because there is one of its kind and name."""
 
 
+class QuotaError(RunError):
+    """A quota of the namespace is used up."""
+
+
 def build_command(cfg: DictConfig, *arguments: str) -> list[str]:
     """Build a command of kubectl, in the configured namespace if there is one."""
     command = ["kubectl", *arguments]
@@ -90,6 +94,8 @@ def build_error(stderr: str) -> RunError:
         return NoAnswerError(text)
     if has_no_login(stderr):
         return LoginError(text)
+    if "exceeded quota" in stderr:
+        return QuotaError(text)
     errors = [line for line in stderr.splitlines() if line.startswith("Error ")]
     if errors and all("(AlreadyExists)" in line for line in errors):
         return AlreadyExistsError(text)
