@@ -221,7 +221,7 @@ def explain_run(
 ) -> list[str]:
     """Explain why there are no pods, or fewer than there should be, and what each waits for."""
     lines = [
-        *explain_owner(cfg, run),
+        *explain_owner(cfg, run, warnings),
         *explain_uncounted(cfg, run, pods),
         *explain_rejected(cfg, warnings),
     ]
@@ -239,12 +239,13 @@ def explain_run(
     return list(dict.fromkeys(lines))
 
 
-def explain_owner(cfg: DictConfig, run: Manifest) -> Iterator[str]:
+def explain_owner(cfg: DictConfig, run: Manifest, warnings: Sequence[Manifest]) -> Iterator[str]:
     """Explain what the owner object of the run does to its pods."""
     spec = run.get("spec", {})
     policy = spec.get("runPolicy", {})  # of a PyTorchJob
     if spec.get("suspend") or policy.get("suspend"):
-        yield f"{cfg.run_id}: waits in the queue"
+        reason = find_reason_of_queue(cfg, warnings)
+        yield ": ".join(filter(None, [cfg.run_id, "waits in the queue", reason]))
     if run.get("kind") == "PyTorchJob" and kubectl.find_outcome(run) is False:
         # Whatever its cleanPodPolicy says: the operator only looks at it when the job has failed
         # already, and it removes the pods of too many restarts before.
@@ -252,6 +253,18 @@ def explain_owner(cfg: DictConfig, run: Manifest) -> Iterator[str]:
             f"{cfg.run_id}: the training operator removes the pods of a failed run, with their "
             f"logs; the run has left its own in {cfg.run_root}/{cfg.run_id}/logs on the volume"
         )
+
+
+def find_reason_of_queue(cfg: DictConfig, warnings: Sequence[Manifest]) -> str:
+    """Find what Kueue last said about the run; empty if it has said nothing."""
+    # Kueue names its object for a run so: job-mine-3f2a1.
+    workload = re.compile(rf"[a-z]+-{re.escape(cfg.run_id)}-\w+")
+    reason = ""
+    for event in warnings:
+        about = event["involvedObject"]
+        if about.get("kind") == "Workload" and workload.fullmatch(about.get("name", "")):
+            reason = read_message(event)
+    return reason
 
 
 def explain_uncounted(cfg: DictConfig, run: Manifest, pods: Sequence[Manifest]) -> Iterator[str]:
