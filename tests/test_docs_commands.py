@@ -49,6 +49,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"docker compose ": "from the guide, not seen: docs/clusters/swarm.md",
     r"python -m http.server": "tests/samestep/launch/test_swarm.py",
     r"python -m samestep.launch.entrypoint": "tests/samestep/launch/test_entrypoint.py",
+    r"kubectl get trainjob ": "tests/labs/servers/test_progress.py reads the same field",
     r"kubectl (create|apply|taint|delete) |kind |sudo install ": "needs a cluster or a server",
     r"source |echo .source ": "tests/test_completion.py",
     r"git clone |scripts/new.py": "tests/test_start.py",

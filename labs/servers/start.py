@@ -27,6 +27,14 @@ BIN, MANIFESTS = BUILT / "bin", BUILT / "manifests"
 KUEUE_CERTIFICATES = Path("/etc/kueue/metrics/certs")  # Kueue reads no other folder
 START_S = 600  # one that has ended is noticed at once
 NAMESPACE = "controllers"
+STATUS_SERVER = """
+mount -t tmpfs tmpfs /run && mkdir -p /run/secrets/kubernetes.io
+cp -r "$0/serviceaccount" /run/secrets/kubernetes.io
+mount --bind "$0/k8s-webhook-server" /tmp/k8s-webhook-server
+exec "$@"
+"""
+"""Trainer's status server reads the files of its pod and its certificate at fixed places. Only the
+process of this script sees them there: other clusters on this machine have their own."""
 KINDS = ("jobs", "jobsets", "trainjobs", "pytorchjobs")
 """Kinds of runs that Kueue starts; its webhooks for other kinds are not registered."""
 
@@ -39,6 +47,14 @@ def why_not() -> str:
         return "the servers are not built: labs/servers/build.sh does it, with Go, in 20 minutes"
     missing = [name for name in ("etcd", "openssl") if shutil.which(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def can_mount() -> bool:
+    """Whether a process here may have mounts of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    words = ("unshare", "--mount", "--map-root-user", "mount", "-t", "tmpfs", "tmpfs", "/run")
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 class Servers:
@@ -115,7 +131,9 @@ class Servers:
             f"--tls-cert-file={self.certificate}", f"--tls-private-key-file={self.key}",
             f"--token-auth-file={tokens}", "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.96.0.0/16",
-            "--service-account-issuer=https://kubernetes.default.svc",
+            # At this address Trainer's status server asks for the keys of tokens.
+            f"--service-account-issuer={self.server}",
+            f"--service-account-jwks-uri={self.server}/openid/v1/jwks",
             f"--service-account-key-file={self.key}",
             f"--service-account-signing-key-file={self.key}",
         )  # fmt: skip
@@ -142,12 +160,33 @@ class Servers:
     def start_trainer(self) -> None:
         """Start the controller of Kubeflow Trainer, with the runtime that it ships for torch."""
         self.define(read("trainer/crds"))
+        with_status = can_mount()
+        place: tuple[object, ...] = ()
+        if with_status:
+            self.prepare_status_server()
+            unshare = ("unshare", "--mount", "--map-root-user")
+            place = (*unshare, "sh", "-ec", STATUS_SERVER, self.folder)
         self.start_controller("trainer", {
             "apiVersion": "config.trainer.kubeflow.org/v1alpha1", "kind": "Configuration",
             "certManagement": {"enable": False}, "statusServer": {"port": next(self.ports)},
-        }, "trainer/webhook/manifests.yaml")  # fmt: skip
+            "featureGates": {"TrainJobStatus": with_status},
+        }, "trainer/webhook/manifests.yaml", *place)  # fmt: skip
         runtime = read("trainer/runtimes/torch_distributed.yaml")
         self.wait_for("trainer", lambda: self.apply(runtime))
+
+    def prepare_status_server(self) -> None:
+        """Write what Trainer's status server reads: files of its pod, and a Secret."""
+        Path("/tmp/k8s-webhook-server").mkdir(exist_ok=True)
+        pod = self.folder / "serviceaccount"
+        pod.mkdir()
+        # Of its own token it reads only who issues tokens in this cluster.
+        issuer = base64.urlsafe_b64encode(json.dumps({"iss": self.server}).encode()).decode()
+        (pod / "token").write_text(f"header.{issuer.rstrip('=')}.signature")
+        (pod / "namespace").write_text(NAMESPACE)
+        ca = base64.b64encode(self.certificate.read_bytes()).decode()
+        metadata = {"namespace": NAMESPACE, "name": "kubeflow-trainer-webhook-cert"}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
+        self.apply([secret | {"data": {"ca.crt": ca}}])
 
     def start_training_operator(self) -> None:
         """Start the training operator, which knows PyTorchJob.
@@ -206,8 +245,11 @@ class Servers:
         established = ("wait", "--for=condition=Established", "crds", "--all")
         self.wait_for("kube-apiserver", lambda: self.kubectl(*established))
 
-    def start_controller(self, name: str, config: Object, webhooks: str) -> None:
-        """Start a controller by a configuration file, as all of them write it, and its webhooks."""
+    def start_controller(self, name: str, config: Object, webhooks: str, *before: object) -> None:
+        """Start a controller by a configuration file, as all of them write it, and its webhooks.
+
+        ``before`` are the words of a command that starts the controller.
+        """
         port = next(self.ports)
         config |= {
             "webhook": config.get("webhook", {}) | {"port": port, "host": "127.0.0.1"},
@@ -217,7 +259,7 @@ class Servers:
         }
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(config))
-        self.start_process(name, BIN / name, f"--config={file}")
+        self.start_process(name, *before, BIN / name, f"--config={file}")
         self.register(webhooks, port)
 
     def register(self, file: str, port: int, only: tuple[str, ...] = ()) -> None:

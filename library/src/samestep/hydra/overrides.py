@@ -1,7 +1,7 @@
 """The overrides of the command line, as typed and as Hydra gets them. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -49,11 +49,16 @@ def rewrite(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
         # With ++ Hydra accepts keys that no file has. Its own error has no suggestion; `schema`
         # finds them later and says which key was probably meant.
         return "++" + line.lstrip("+")
+    return _rewrite_choice(line, group, value, groups[group])
+
+
+def _rewrite_choice(line: str, group: str, value: Any, choices: Sequence[str]) -> str:
+    """The choice of a file as Hydra gets it."""
     if value is None:
         # Hydra rejects logger=null, but an empty list means the same.
         return f"{group}=[]"
     if not isinstance(value, str | list):
-        raise ConfigError(no_such_choice(group, value, groups[group]))
+        raise ConfigError(no_such_choice(group, value, choices))
     choice = line.lstrip("+")
     # Hydra takes the plus for a second choice of a group that has one already, and knows no `++`
     # for groups. For keys each of them may be typed, so it may here.

@@ -22,6 +22,7 @@ VERIFY = "SAMESTEP_VERIFY"  # the plan of one program that `samestep verify` has
 RUN_DIRS = "SAMESTEP_RUN_DIRS"  # what a Trainer that starts ranks hands on to them, as JSON
 ON_CLUSTER = "SAMESTEP_ON_CLUSTER"  # set by the entry point of a cluster's node
 SHUTDOWN_S = "SAMESTEP_SHUTDOWN_S"  # the same: seconds that the ranks have to save after SIGTERM
+TRAINJOB_SERVER = "KUBEFLOW_TRAINER_SERVER_URL"  # where a TrainJob takes reports of progress
 
 _parent = 0  # the process that has started this program; 0 where none was noted
 

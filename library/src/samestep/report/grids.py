@@ -92,35 +92,52 @@ def compare_values(grid: Grid) -> Tables:
 
     Only finished runs count.
     """
-    keys: dict[str, None] = {}
-    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for run_id, values in grid.values.items():
-        others = {key: value for key, value in values.items() if not SEED.fullmatch(key)}
-        keys |= dict.fromkeys(others)
-        groups.setdefault(tuple(sorted(others.items())), []).append(run_id)
+    keys, groups = group_by_values(grid.values)
     runs = {run_id: read_run(grid.folder.parent.parent / run_id) for run_id in grid.finished}
     names = choose_metrics([*runs.values()])
     rows = [[Cell(key) for key in (*keys, "runs", *names)]]
-    columns: dict[str, list[Cell]] = {name: [] for name in names}
     for combination, run_ids in groups.items():
-        finished = [run_id for run_id in run_ids if run_id in runs]
+        finished = [runs[run_id] for run_id in run_ids if run_id in runs]
         values = dict(combination)
         row = [Cell(values.get(key, "")) for key in keys]
         row.append(Cell(count_of(len(finished), len(run_ids))))
-        for name in names:
-            found = {}
-            for run_id in finished:
-                value = value_of(runs[run_id], name)
-                if value is not None:
-                    found[run_id] = value
-            cell = Cell.of(estimate_mean(found))
-            columns[name].append(cell)
-            row.append(cell)
-        rows.append(row)
-    for name, cells in columns.items():
+        rows.append([*row, *estimate_metrics(finished, names)])
+    for column, name in enumerate(names, start=len(keys) + 1):
+        cells = [row[column] for row in rows[1:]]
         if any(cell.estimate for cell in cells):
             mark_best(cells, direction_of(name, [*runs.values()]))
     return {f"Grid {grid.name}": rows}
+
+
+Combination = tuple[tuple[str, str], ...]
+"""Keys and values, sorted by the keys."""
+
+
+def group_by_values(
+    values_of: Mapping[str, Mapping[str, str]],
+) -> tuple[list[str], dict[Combination, list[str]]]:
+    """The keys of a grid without its seeds, and the runs that differ in their seeds alone."""
+    # A dict keeps the order in which the keys were typed.
+    keys: dict[str, None] = {}
+    groups: dict[Combination, list[str]] = {}
+    for run_id, values in values_of.items():
+        others = {key: value for key, value in values.items() if not SEED.fullmatch(key)}
+        keys |= dict.fromkeys(others)
+        groups.setdefault(tuple(sorted(others.items())), []).append(run_id)
+    return [*keys], groups
+
+
+def estimate_metrics(runs: Sequence[Run], names: Sequence[str]) -> list[Cell]:
+    """The mean of each metric over these runs, without the runs that do not have it."""
+    cells = []
+    for name in names:
+        found = {}
+        for run in runs:
+            value = value_of(run, name)
+            if value is not None:
+                found[run.name] = value
+        cells.append(Cell.of(estimate_mean(found)))
+    return cells
 
 
 def count_of(finished: int, total: int) -> str:
