@@ -1,5 +1,6 @@
 """Pods on this machine: network namespaces with their own process 1, host name and DNS."""
 
+import functools
 import os
 import shutil
 import signal
@@ -17,11 +18,17 @@ from library.tests.programs import ROOT
 
 DOMAIN = "ml.svc.cluster.local"
 ENTER = str(Path(__file__).with_name("enter_pod.py"))
+DROPPED = (
+    "needs packets to pass between pods, which this machine drops, as Docker sets it up; "
+    "iptables -I FORWARD -i pods+ -j ACCEPT lets them pass"
+)
+ANSWER_S = 10  # a machine that forwards packets answers at once
 
 
+@functools.cache
 def why_not() -> str:
     """What this machine lacks for pods; nothing if they can be made."""
-    for program in ("ip", "mount", "hostname"):
+    for program in ("ip", "mount", "hostname", "nsenter", "timeout"):
         if shutil.which(program) is None:
             return f"needs {program}"
     if os.geteuid() != 0:
@@ -29,7 +36,44 @@ def why_not() -> str:
     name = f"try-{os.getpid()}"
     tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return "needs the right to make network namespaces" if tried.returncode else ""
+    if tried.returncode:
+        return "needs the right to make network namespaces"
+    return "" if are_packets_forwarded() else DROPPED
+
+
+def are_packets_forwarded() -> bool:
+    """Whether a pod reaches another one; otherwise its ranks would wait for each other in vain."""
+    name = f"podstry{os.getpid()}"
+    spaces = [f"{name}-1", f"{name}-2"]
+    ip(f"link add {name} type bridge")
+    try:
+        ip(f"link set {name} up")
+        for number, space in enumerate(spaces, start=1):
+            connect(space, f"p{os.getpid()}t{number}", name, f"10.255.255.{number}")
+        # No process listens there, so the other pod refuses the connection.
+        tried = subprocess.run(
+            ["nsenter", f"--net=/run/netns/{spaces[0]}", "timeout", str(ANSWER_S),
+             "bash", "-c", "exec 3<> /dev/tcp/10.255.255.2/9"],
+            capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}, check=False,
+        )  # fmt: skip
+    finally:
+        for space in spaces:
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+        ip(f"link del {name}")
+    return "Connection refused" in tried.stderr
+
+
+def connect(space: str, link: str, bridge: str, address: str) -> None:
+    """Make a network namespace with this address, behind a port of the bridge."""
+    for line in (
+        f"netns add {space}",
+        f"link add {link} type veth peer name eth0 netns {space}",
+        f"link set {link} master {bridge} up",
+        f"-n {space} addr add {address}/24 dev eth0",
+        f"-n {space} link set eth0 up",
+        f"-n {space} link set lo up",
+    ):
+        ip(line)
 
 
 class Cluster:
@@ -70,16 +114,8 @@ class Cluster:
         host = 2 + self.names.index(hostname)
         space, link, address = f"{self.bridge}-{host}", f"p{self.number}v{host}", self.address(host)
         if not Path("/run/netns", space).exists():
-            for line in (
-                f"netns add {space}",
-                f"link add {link} type veth peer name eth0 netns {space}",
-                f"link set {link} master {self.bridge} up",
-                f"-n {space} addr add {address}/24 dev eth0",
-                f"-n {space} link set eth0 up",
-                f"-n {space} link set lo up",
-                f"-n {space} route add default via {self.address(1)}",
-            ):
-                ip(line)
+            connect(space, link, self.bridge, address)
+            ip(f"-n {space} route add default via {self.address(1)}")
         hosts = f"127.0.0.1 localhost\n{own or address} {hostname}.{DOMAIN} {hostname}\n"
         (self.directory / f"hosts-{hostname}").write_text(hosts)
         pod = subprocess.Popen(
