@@ -115,13 +115,35 @@ class ProcessorSeconds:
         item.user_properties[:] = [("cpu_s", sum(os.times()[:4]) - item.stash[STARTED])]
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Write for each test: its processor seconds, those of its processes too, and its seconds."""
+) -> Generator[None, None, None]:
+    """Say after pytest's summary whether real servers were left out, and write the costs."""
+    yield
+    note_skipped_servers(terminalreporter)
     path = config.getoption("--cpu-times")
-    if not path:
-        return
+    if path:
+        write_costs(terminalreporter, Path(path))
+
+
+def note_skipped_servers(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line that tests of real servers were skipped; among others it would be missed."""
+    reasons = []
+    for report in terminalreporter.stats.get("skipped", ()):
+        if report.nodeid.startswith("tests/labs/servers/"):
+            _, _, reason = report.longrepr
+            reasons.append(reason.removeprefix("Skipped: "))
+    if reasons:
+        terminalreporter.write_line(
+            f"Note: {len(reasons)} tests of real servers were skipped: "
+            f'{"; ".join(sorted(set(reasons)))}; then make test ARGS="-m servers" runs them',
+            yellow=True,
+        )
+
+
+def write_costs(terminalreporter: pytest.TerminalReporter, path: Path) -> None:
+    """Write for each test: its processor seconds, those of its processes too, and its seconds."""
     cpu_s: Counter[str] = Counter()
     wall_s: Counter[str] = Counter()
     for report in itertools.chain(*terminalreporter.stats.values()):
@@ -131,7 +153,7 @@ def pytest_terminal_summary(
             wall_s[report.nodeid] += report.duration
     lines = [f"{cpu_s.total():8.2f} {wall_s.total():8.2f} all"]
     lines += [f"{cpu_s[name]:8.2f} {wall_s[name]:8.2f} {name}" for name, _ in cpu_s.most_common()]
-    Path(path).write_text("\n".join(["     cpu     wall test", *lines]) + "\n")
+    path.write_text("\n".join(["     cpu     wall test", *lines]) + "\n")
 
 
 MARKED_PATHS = {

@@ -39,7 +39,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"-m examples.tables.convert ": "examples/tables/tests/test_writer.py",
     r"-m examples.language.convert ": "examples/language/tests/test_tokens.py",
     r"export AWS_|pip install .project\[lance": "tests/examples/test_tables.py",
-    r"labs/servers/build.sh|labs.servers ": ".github/workflows/ci.yml",
+    r"labs/servers/build.sh|labs.servers ": ".github/workflows/servers.yml",
     r"labs.e2e": ".github/workflows/e2e.yml",
     r"git commit ": "before an update",
     r"pyflyte run ": "tests/scripts/test_flyte.py",
