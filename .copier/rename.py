@@ -1,8 +1,12 @@
 """Give the package and the images of a copy their names. Copier calls this in the copy's folder.
 
+It also makes a relative address of the template absolute, with which `copier update` would look for
+the template below the copy.
+
 python rename.py TEMPLATE PACKAGE NAME
 """
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -55,5 +59,23 @@ def main(template: Path, package: str, name: str) -> None:
                 empty.rmdir()
 
 
+def make_address_absolute(answers: Path) -> None:
+    """Replace the path of the template, as it was typed, by one that is true anywhere.
+
+    An address of git has a colon.
+    """
+    text = answers.read_text("utf-8")
+    found = re.search(r"^_src_path: ([^/~:\s][^:\n]*)$", text, re.MULTILINE)
+    if found is None:
+        return
+    # Copier has gone to the folder of the copy; the shell has said where it was called.
+    template = Path(os.environ.get("PWD", ""), found[1].strip("'\"")).resolve()
+    if not (template / "copier.yml").is_file():
+        sys.exit(f"{found[1]}: is relative, and copier update would not find it; use a full path")
+    start, end = found.span(1)
+    answers.write_text(f"{text[:start]}{template}{text[end:]}", "utf-8")
+
+
 if __name__ == "__main__":
+    make_address_absolute(Path(".copier-answers.yml"))
     main(Path(sys.argv[1]), *sys.argv[2:])

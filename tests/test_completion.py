@@ -16,7 +16,7 @@ from tests.conftest import ROOT, environment
 
 BIN = Path(sys.executable).parent
 BASH = """
-source scripts/completion.bash
+source <({samestep} completion bash)
 COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMP_LINE="${{COMP_WORDS[*]}}"
 _samestep_complete
 printf '%s\\n' "${{COMPREPLY[@]}}"
@@ -37,18 +37,20 @@ def ask(*command: str) -> list[str]:
         (["python", "train.py", "model=mlp", "trainer.max_t"], ["trainer.max_time="]),
         (["samestep", "sw"], ["sweep"]),
         (["samestep", "sweep", "n_trials=3", "sweep=digits"], ["sweep=digits_lr"]),
+        (["samestep", "comp"], ["compare", "completion"]),
         (["python", "scripts/new.py", "mod"], [""]),  # must not start it: a name of a file
     ],
 )
 def test_bash_completes(words: list[str], expected: list[str]):
     line = shlex.join([str(BIN / words[0]), *words[1:]])
-    assert ask("bash", "--norc", "-c", BASH.format(words=line)) == expected
+    script = BASH.format(words=line, samestep=BIN / "samestep")
+    assert ask("bash", "--norc", "-c", script) == expected
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="apt-get install fish")
 @pytest.mark.parametrize(("line", "expected"), [("python train.py model=ml", "model=mlp")])
 def test_fish_completes(line: str, expected: str):
-    script = f"source scripts/completion.fish; complete -C '{BIN}/{line}'"
+    script = f"{BIN}/samestep completion fish | source; complete -C '{BIN}/{line}'"
     assert ask("fish", "--no-config", "-c", script) == [expected]
 
 
@@ -56,7 +58,8 @@ def test_fish_completes(line: str, expected: str):
 @pytest.mark.parametrize(("line", "expected"), [("python train.py model=ml", "model=mlp")])
 def test_zsh_completes(line: str, expected: str, tmp_path: Path):
     """In a terminal, because its completion works in its line editor only."""
-    start = "autoload -U compinit; compinit -u -D; source scripts/completion.zsh; PS1='> '"
+    load = f"source <({BIN}/samestep completion zsh)"
+    start = f"autoload -U compinit; compinit -u -D; {load}; PS1='> '"
     (tmp_path / ".zshrc").write_text(f"{start}\necho ready\n")
     variables = {**environment(), "ZDOTDIR": str(tmp_path), "TERM": "dumb"}
     ours, theirs = os.openpty()

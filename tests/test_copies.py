@@ -393,6 +393,22 @@ def test_a_copy_of_all_things_passes_the_tests_of_its_examples(template: Path, t
         call(copy, "-m", "samestep", "launch", "--render", f"cluster={cluster}")
 
 
+def test_the_address_of_the_template_is_true_from_anywhere(tmp_path: Path, monkeypatch):
+    make_absolute = runpy.run_path(str(ROOT / ".copier/rename.py"))["make_address_absolute"]
+    answers = tmp_path / "answers.yml"
+    monkeypatch.setenv("PWD", str(ROOT / "docs"))
+    addresses = {"..": ROOT, "../tests/..": ROOT, "/srv/template": "/srv/template"}
+    for address in ("https://example.com/a.git", "git@example.com:a.git", "gh:a/b", "~/template"):
+        addresses[address] = address
+    for typed, kept in addresses.items():
+        answers.write_text(f"_commit: v1.0.0\n_src_path: {typed}\nname: a\n")
+        make_absolute(answers)
+        assert answers.read_text() == f"_commit: v1.0.0\n_src_path: {kept}\nname: a\n"
+    answers.write_text("_src_path: ../../elsewhere\n")
+    with pytest.raises(SystemExit, match="use a full path"):
+        make_absolute(answers)
+
+
 def test_names_of_any_length_keep_the_style(template: Path, tmp_path: Path):
     """A line with a longer or shorter name could be wrapped differently: 1 to 40 letters."""
     longest = ("bird-songs-" * 4)[:39] + "x"

@@ -51,7 +51,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"python -m samestep.launch.entrypoint": "tests/samestep/launch/test_entrypoint.py",
     r"kubectl get trainjob ": "tests/labs/servers/test_progress.py reads the same field",
     r"kubectl (create|apply|taint|delete) |kind |sudo install ": "needs a cluster or a server",
-    r"source |echo .source ": "tests/test_completion.py",
+    r"source$|samestep completion": "tests/test_completion.py",
     r"git clone |scripts/new.py": "tests/test_start.py",
     r"printf ": "the Dockerfile of Flyte's image, for docker build",
 }

@@ -72,7 +72,7 @@ LEVELS = [
     ["trainer"],
     ["hydra", "lightning_patch"],
     ["launch"],
-    ["doctor", "loading", "model_card", "script", "sweep"],
+    ["completion", "doctor", "loading", "model_card", "script", "sweep"],
     ["model_files"],
     ["evaluate", "export", "predict"],
     ["cli"],

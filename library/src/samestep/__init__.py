@@ -7,7 +7,7 @@ two steps. Then ``lightning_names``, ``errors``, ``versions``, ``metrics``, ``co
 ``lightning_patch`` and ``verify``, which need no Hydra; then ``hydra``, which makes the arguments
 of the Trainer from configuration files, ``grid``, ``doctor``, ``report``, ``launch``, ``sweep``,
 ``loading`` (model and data of a run), ``evaluate``, ``predict``, ``export`` with ``model_files``
-and ``model_card``, ``script`` and ``cli``. Each folder opens with what it promises.
+and ``model_card``, ``script``, ``completion`` and ``cli``. Each folder opens with what it promises.
 """
 
 import sys

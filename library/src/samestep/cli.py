@@ -40,6 +40,7 @@ COMMANDS = {
     "logs": Command("samestep.launch.main:logs", "follow a run on a cluster", True),
     "cancel": Command("samestep.launch.main:cancel", "cancel a run on a cluster", True),
     "sweep": Command("samestep.sweep.main:main", "search for good values with Optuna", True),
+    "completion": Command("samestep.completion:main", "print the completion for a shell"),
 }
 EXIT_CODES = "Exit codes: 0 done, 1 error, 2 invalid arguments or configuration."
 
@@ -89,7 +90,7 @@ def print_commands() -> None:
     """Print the help text of ``samestep`` itself."""
     print("samestep COMMAND [arguments], or samestep --version")
     for name, command in COMMANDS.items():
-        print(f"  samestep {name:<8}  {command.summary}")
+        print(f"  samestep {name:<10}  {command.summary}")
     print(f"samestep COMMAND --help explains it. {EXIT_CODES}")
 
 

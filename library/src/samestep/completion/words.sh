@@ -1,8 +1,8 @@
 #!/bin/sh
-# Prints what may stand at the end of a command line: scripts/completion.* ask it when you press Tab.
+# Prints what may stand at the end of a command line, which a shell asks when you press Tab.
 #
-#   sh scripts/complete.sh python train.py model=ml
-#   sh scripts/complete.sh samestep launch cluster=k
+#   sh words.sh python train.py model=ml
+#   sh words.sh samestep launch cluster=k
 #
 # Hydra knows the words. Its own functions would also start every other script at which you press Tab,
 # so this asks train.py and three commands only; for others the shell completes names of files.
