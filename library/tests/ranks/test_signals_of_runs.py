@@ -13,6 +13,7 @@ import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
 from library.tests.programs import PATIENCE_S, environment, until
+from samestep.ranks.stopping import STOPPING
 
 SCRIPT = """
 import json, sys, time
@@ -62,11 +63,12 @@ class Run:
         options = QUIET | ({} if launcher[:1] == ("-m",) else {"devices": int(launcher[0])})
         self.output = folder / "output"
         (folder / "script.py").write_text(script)
-        words = launcher if launcher[:1] == ("-m",) else ()
+        words, arguments = (launcher, ()) if launcher[:1] == ("-m",) else ((), launcher[1:])
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, *words, "script.py", json.dumps(options)], cwd=folder,
-                env=environment(**variables), stdout=file, stderr=file, stdin=subprocess.DEVNULL,
+                [sys.executable, *words, "script.py", json.dumps(options), *arguments],
+                cwd=folder, env=environment(**variables), stdout=file, stderr=file,
+                stdin=subprocess.DEVNULL,
             )  # fmt: skip
 
     def wait_for(self, text: str, count: int = 1) -> None:
@@ -102,6 +104,51 @@ def test_ranks_save_when_sigusr1_has_ended_torchrun(tmp_path: Path):
     assert run.process.wait(PATIENCE_S) == -signal.SIGUSR1
     until(lambda: state_of(tmp_path) == ("stopped", "SIGTERM"), says=run.output.read_text)
     assert (tmp_path / "mine/checkpoints/last.ckpt").exists()
+
+
+LONG_VALIDATION = """
+import json, os, sys, time
+from library.tests.kit import Net, batches
+from samestep import Trainer
+
+if "RANK" in os.environ and sys.argv[2:] == ["importing"]:
+    print("importing", flush=True)
+    time.sleep(1000)
+
+class Slow(Net):
+    def validation_step(self, batch, batch_idx):
+        if self.trainer.global_step == 24:
+            print("validating", flush=True)
+            time.sleep(1000)
+
+options = {"run_dir": "mine", "max_epochs": 9, "accelerator": "cpu"} | json.loads(sys.argv[1])
+options |= {"num_sanity_val_steps": 0, "save_every_s": 1e9, "val_check_interval": 8}
+Trainer(**options).fit(Slow(), batches(64), batches(1))
+"""
+
+
+@pytest.mark.parametrize("launcher", [("1",), ("2",), SAMESTEP_RUN])
+def test_ctrl_c_is_answered_at_once_and_the_second_one_ends_the_run(
+    tmp_path: Path, launcher: tuple[str, ...]
+):
+    run = Run(tmp_path, *launcher, script=LONG_VALIDATION)
+    run.wait_for("validating")
+    run.process.send_signal(signal.SIGINT)
+    run.wait_for(STOPPING)
+    run.process.send_signal(signal.SIGINT)
+    printed = run.ends_with(130)
+    assert printed.count(STOPPING) == 1
+    lost = "Ended without saving. Lost steps: 8, since the checkpoint of step 16.\n"
+    assert printed.count(lost) == 1
+    assert state_of(tmp_path) == ("stopped", "a second Ctrl-C")
+
+
+def test_ctrl_c_ends_ranks_that_still_import_without_a_traceback(tmp_path: Path):
+    run = Run(tmp_path, "2", "importing", script=LONG_VALIDATION)
+    run.wait_for("importing", count=2)
+    run.process.send_signal(signal.SIGINT)
+    run.ends_with(130)
+    assert not (tmp_path / "mine").exists()
 
 
 def make_scontrol(folder: Path, exit_code: int) -> dict[str, str]:

@@ -17,9 +17,7 @@ for text in sys.argv[1:]:
     stopping.install()
     try:
         exec(text)
-    except KeyboardInterrupt:
-        os._exit(1)
-    except stopping.Stopped as stopped:
+    except (stopping.Interrupted, stopping.Stopped) as stopped:
         os._exit(stopped.code)
     os._exit(0)
 """
@@ -64,10 +62,10 @@ for number in (signal.SIGUSR1, signal.SIGUSR2): os.kill(os.getpid(), number)
 print(stopping.agreed().asked, flush=True)
 """: "mine\nFalse\nends 0\n",
     # A second Ctrl-C does not wait.
-    """stopping.defer()
+    """stopping.defer(); stopping._say_stopping = str
 for _ in range(2): os.kill(os.getpid(), signal.SIGINT)
 time.sleep(60)
-""": "ends 1\n",
+""": "ends 130\n",
     # A loader process ends when its rank says so, and not before.
     """stopping.defer()
 is_ready, says_ready = os.pipe()

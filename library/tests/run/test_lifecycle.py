@@ -16,7 +16,7 @@ from library.tests.kit import Scores, fit
 from library.tests.run.settings import make_spec, save
 from samestep.callbacks.checkpoints import progress_of
 from samestep.errors import ConfigError, RunError
-from samestep.ranks.stopping import Stopped
+from samestep.ranks.stopping import Interrupted, Stopped
 from samestep.report import page
 from samestep.run import lifecycle, lock, provenance, record
 from samestep.run.checkpoint import CheckpointError
@@ -351,7 +351,7 @@ def test_the_reason_of_an_end_is_kept(tmp_path: Path, capsys):
     lost = RuntimeError("gloo/pair.cc:5] Read error [::1]:5: Connection reset by peer. GLHF!")
     for error, ended, why in (
         (Stopped(signal.SIGTERM), record.STOPPED, "SIGTERM"),
-        (KeyboardInterrupt(), record.STOPPED, "KeyboardInterrupt"),
+        (Interrupted(), record.STOPPED, "a second Ctrl-C"),
         (RunError("the disk is gone"), record.FAILED, "the disk is gone"),
         (lost, record.FAILED, "rank 0 has lost its connection to another rank"),
         (ValueError("http://me:hunter2@host " + 600 * "y"), record.FAILED, "ValueError: http://"),

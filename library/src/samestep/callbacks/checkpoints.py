@@ -36,7 +36,7 @@ from samestep.ranks import compat, environment, stopping
 from samestep.ranks.compat import callbacks_of, read_saver, set_saver
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.requeue import requeue_job
-from samestep.ranks.stopping import Stopped
+from samestep.ranks.stopping import Interrupted, Stopped
 from samestep.run import manifest, record, replication, shards
 from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor, size_of
 from samestep.run.compiled_code import CompiledCode
@@ -275,10 +275,22 @@ class Checkpoints(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Commit the checkpoint with which all ranks have agreed to stop."""
+        if isinstance(exception, Interrupted):
+            print_note(trainer, self._describe_loss(trainer))
         if not isinstance(exception, Stopped):
             return  # it may be on one rank only, and committing needs all of them
         self._commit(trainer)
         print_note(trainer, f"Stopped by {exception.name} after step {trainer.global_step}; saved.")
+
+    def _describe_loss(self, trainer: L.Trainer) -> str:
+        """What a second Ctrl-C costs."""
+        # From the file: the signal may have come in the middle of a save.
+        last = manifest.read(self.last)
+        if last is None:
+            return f"Ended without saving. Lost steps: {trainer.global_step}, as none was saved."
+        lost = trainer.global_step - last.global_step
+        place = f"the checkpoint of step {last.global_step}"
+        return f"Ended without saving. Lost steps: {lost}, since {place}."
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

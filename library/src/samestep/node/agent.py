@@ -243,6 +243,7 @@ def run_agent(
         log_line_prefix_template=config.log_line_prefix_template,
     )
     compat.end_processes_within(agent, shutdown_timeout(config))
+    compat.interrupt_ranks(agent, requests.has_training_rank)
     compat.before_monitoring(agent, hung_ranks.end)
     compat.before_monitoring(agent, requests.pass_on)
     result = agent.run()

@@ -41,6 +41,10 @@ class Requests:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
 
+    def has_training_rank(self) -> bool:
+        """Whether a rank has left a heartbeat: it has begun to train, and handles signals."""
+        return any(self.heartbeats.iterdir())
+
     def pass_on(self, worker_group: "WorkerGroup") -> None:
         """Send what has come to the ranks that train; torchrun's agent calls this several times."""
         if not self._arrived:

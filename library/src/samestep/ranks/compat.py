@@ -6,9 +6,11 @@ the versions from above.
 """
 
 import inspect
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -609,6 +611,33 @@ def end_processes_within(agent: "LocalElasticAgent", seconds: int) -> None:
         shut_down(death_sig, **stays_open)
 
     agent._shutdown = shut_down_in_time  # type: ignore[assignment, method-assign]
+
+
+def interrupt_ranks(agent: "LocalElasticAgent", is_training: Callable[[], bool]) -> None:
+    """Let Ctrl-C end the processes of torchrun's agent quietly, and the second one at once.
+
+    torch 2.15 passes on the first one, at which a program that still imports prints a traceback.
+    At the second one it would send a SIGTERM, and wait as long again for the ranks to save.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    shut_down: Callable[..., None] = agent._shutdown
+
+    def shut_down_quietly(death_sig: signal.Signals = signal.SIGTERM, **options: Any) -> None:
+        if death_sig == signal.SIGINT and not is_training():
+            death_sig = signal.SIGTERM
+        try:
+            shut_down(death_sig, **options)
+        except SignalException as second:
+            processes: Any = agent._pcontext
+            if second.sigval == signal.SIGINT and processes is not None:
+                for pid in processes.pids().values():
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGINT)
+            # torch calls ``_shutdown`` again, which waits for them.
+            raise
+
+    agent._shutdown = shut_down_quietly  # type: ignore[assignment, method-assign]
 
 
 def add_ddp_options(strategy: "DDPStrategy", options: Mapping[str, Any]) -> None:

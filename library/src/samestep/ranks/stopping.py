@@ -6,12 +6,15 @@
     SIGUSR1, SIGUSR2   the same; it asks to save, and SIGUSR1 in a job of Slurm to queue it again
     before each step   agreed(): one all-reduce says whether any rank got one, or wants to save
     one of them did    every rank saves, and raises Stopped; the exit code is 143
+    a second Ctrl-C    raises Interrupted at once: nothing is saved
 
 Lightning's own handler talks to the other ranks at once, in the middle of a step, and hangs there.
 """
 
+import _thread
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +32,7 @@ from samestep.ranks.failure import ASKS, EXIT_SIGTERM
 
 Waited = TypeVar("Waited")
 
+STOPPING = "Stopping after this step, then saving. Ctrl-C again ends without saving."
 GRACE_S = 30  # seconds that a rank without its agent has to save; torchrun gives its ranks as many
 
 
@@ -38,6 +42,13 @@ class Stopped(SystemExit):
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
         self.name = signal.Signals(signum).name
+
+
+class Interrupted(SystemExit):
+    """Ends the process at a second Ctrl-C, without saving; the exit code is 130."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGINT)
 
 
 class _State:
@@ -167,12 +178,22 @@ def _ask(signum: int, frame: FrameType | None) -> None:
 
 def _remember(signum: int, frame: FrameType | None) -> None:
     if signum == signal.SIGINT and _State.signum:
-        raise KeyboardInterrupt  # asked a second time: end without saving
+        raise Interrupted
     if signum == signal.SIGHUP:
         process.drop_lost_terminal()
     _State.signum = _State.signum or signum
     if not _State.deferred:
         raise Stopped(signum)
+    if signum == signal.SIGINT and environment.rank() == 0:
+        # Not in this thread: the signal may have interrupted a print, which cannot be entered
+        # twice. Nor by ``threading``, whose locks this thread may hold.
+        _thread.start_new_thread(_say_stopping, ())
+
+
+def _say_stopping() -> None:
+    # On a terminal the line begins with a bar of Lightning, and with ^C.
+    start = "\n" if sys.stdout.isatty() else ""
+    print(f"{start}{STOPPING}", flush=True)
 
 
 def _follow_agent(agent: int) -> None:

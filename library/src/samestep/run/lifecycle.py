@@ -30,7 +30,7 @@ from samestep.ranks import environment, failure
 from samestep.ranks.preflight import is_shared
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact, redact_argument, redact_values
-from samestep.ranks.stopping import Stopped
+from samestep.ranks.stopping import Interrupted, Stopped
 from samestep.run import lock, manifest, provenance, record
 from samestep.run.changes import config_digest, find_changes, show_change
 from samestep.run.checkpoint import find_valid, unusable
@@ -289,7 +289,7 @@ def recorded(
     except BaseException as error:
         if is_rank_zero:
             record_interruption(spec, error, progress())
-            # At a second Ctrl-C, a KeyboardInterrupt, nobody waits for a report.
+            # At a second Ctrl-C, which is Interrupted, nobody waits for a report.
             may_wait = isinstance(error, (Stopped, Exception))
             if may_wait and spec.run_dir.exists():
                 write_in_time(spec.run_dir, spec.report)
@@ -301,8 +301,10 @@ def recorded(
 
 def record_interruption(spec: RunSpec, error: BaseException, progress: Mapping[str, Any]) -> None:
     """Write why a run has ended before its end, and say how to continue a run that was stopped."""
-    state, why = record.STOPPED, type(error).__name__  # a second Ctrl-C
-    if isinstance(error, Stopped):
+    state, why = record.STOPPED, type(error).__name__
+    if isinstance(error, Interrupted):
+        why = "a second Ctrl-C"
+    elif isinstance(error, Stopped):
         why = error.name
     elif failure.is_lost_connection(error):
         state, why = record.FAILED, f"rank {environment.rank()} {failure.LOST}"
