@@ -155,6 +155,9 @@ class Nodes:
                 self.remove(pod)
         elif is_deleted:
             self.stop(container, meta.get("deletionGracePeriodSeconds", 30))
+        elif phase == "Failed":
+            # A test has evicted it, as kubelet does when it has killed the containers.
+            container.signal(signal.SIGKILL)
 
     def start(self, pod: Object, restarts: int = 0) -> None:
         """Start the process of a pod, and report that it runs."""

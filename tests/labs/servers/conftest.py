@@ -42,6 +42,8 @@ GROUPS = {  # of kinds; others are of the core, which has none
     "networkpolicies": "networking.k8s.io/v1", "roles": "rbac.authorization.k8s.io/v1",
     "rolebindings": "rbac.authorization.k8s.io/v1", "runtimeclasses": "node.k8s.io/v1",
     "resourceclaimtemplates": "resource.k8s.io/v1",
+    "validatingadmissionpolicies": "admissionregistration.k8s.io/v1",
+    "validatingadmissionpolicybindings": "admissionregistration.k8s.io/v1",
     **dict.fromkeys(
         ("clusterqueues", "localqueues", "resourceflavors", "workloadpriorityclasses"),
         "kueue.x-k8s.io/v1beta2",
@@ -50,6 +52,7 @@ GROUPS = {  # of kinds; others are of the core, which has none
 CLUSTER_WIDE = (
     *("namespaces", "persistentvolumes", "runtimeclasses"),
     *("clusterqueues", "resourceflavors", "workloadpriorityclasses"),
+    *("validatingadmissionpolicies", "validatingadmissionpolicybindings"),
 )
 SAVES = "trap 'echo saved; exit 143' TERM; echo started $POD; while :; do sleep 0.1; done"
 """What a pod does, for ``Cluster.pods_do``: it trains for ever, and saves when it is stopped."""

@@ -1,12 +1,14 @@
 """When a run ends: what is counted, what is not, and what no controller may start again."""
 
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
 from samestep.run.save_time import NOTE
-from tests.labs.servers.conftest import SAVES, Cluster, Object, until
+from tests.conftest import ROOT
+from tests.labs.servers.conftest import SAVES, STARTED_POD, Cluster, Object, until
 from tests.labs.servers.test_runs import evict
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
@@ -66,6 +68,46 @@ def test_status_counts_pods_that_no_limit_counts_and_tells_of_slow_saves(cluster
     status = cluster.samestep("status", "mine").stdout
     assert "mine: pods were evicted, preempted or stopped 1 times, and replaced" in status
     assert f"mine: {NOTE} 60 s to save\n" in status
+
+
+STARTS_IN_VAIN = """PYTHONPATH={root}/library/src {python} - << 'END' || exit 2
+from pathlib import Path
+from samestep.errors import ConfigError
+from samestep.launch import starts
+try:
+    starts.reject_endless(Path("{folder}"), 1)
+except ConfigError as error:
+    raise SystemExit(f"error: {{error}}")
+END
+"""
+
+
+def test_evictions_that_the_run_causes_itself_end_it(cluster: Cluster) -> None:
+    """As from a disk that each start fills again: no Job counts them, the run counts its starts."""
+    script = STARTS_IN_VAIN.format(root=ROOT, python=sys.executable, folder=cluster.folder)
+    cluster.pods_do(script + SAVES)
+    (cluster.folder / "run.json").write_text("{}")
+    words = ("trainer.num_nodes=1", "cluster.backoff_limit=1")
+    assert cluster.launch("k8s", "mine", *words).returncode == 0
+    follower = cluster.follow("mine", started=1)
+    for number in (1, 2):
+        (pod,) = until(lambda: cluster.pods("mine", "Running"))
+        follower.until_shown(STARTED_POD, number)
+        evict_for_a_full_disk(cluster, pod["metadata"]["name"])
+        assert "it was evicted (The node was low on" in status_of(cluster)
+    exit_code, log = follower.end()
+    assert exit_code == 1
+    assert "2 starts in a row have saved no new checkpoint" in log
+    failed = cluster.get("jobs", "mine")["status"]["conditions"]
+    assert "PodFailurePolicy" in [condition.get("reason") for condition in failed]
+
+
+def evict_for_a_full_disk(cluster: Cluster, pod: str) -> None:
+    """What kubelet does; the nodes of the tests have no disks."""
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+    status = {"phase": "Failed", "reason": "Evicted", "conditions": [disrupted]}
+    status["message"] = "The node was low on resource: ephemeral-storage."
+    merge(cluster, f"{cluster.path_of('pods', pod)}/status", {"status": status})
 
 
 @pytest.fixture

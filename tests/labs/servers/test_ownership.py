@@ -1,8 +1,10 @@
 """Whose an object is: a run touches only its own, and is launched as a whole or not at all."""
 
+import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -30,6 +32,16 @@ POLICY = named(
 )
 
 
+DEPLOYMENT = {
+    "replicas": 0,
+    "selector": {"matchLabels": INSTANCE},
+    "template": {
+        "metadata": {"labels": INSTANCE},
+        "spec": {"containers": [{"name": "web", "image": "x:1", "securityContext": SAFE}]},
+    },
+}
+
+
 def uids(cluster: Cluster) -> dict[str, str]:
     """The ids of all objects that a run may consist of, by their kind and name."""
     kinds = ("services", "networkpolicies", "pods", "deployments", "jobs", "jobsets")
@@ -42,6 +54,7 @@ def uids(cluster: Cluster) -> dict[str, str]:
 
 def test_what_strangers_have_under_the_name_of_a_run_stays(cluster: Cluster) -> None:
     cluster.apply(named("Service", "web", PORTS), named("Service", "web-etcd", PORTS), POLICY)
+    cluster.apply(named("Deployment", "web-etcd", DEPLOYMENT, "apps/v1"))
     before = uids(cluster)
     for target in ("k8s", "elastic"):
         words = cluster.words(target)
@@ -210,3 +223,71 @@ def test_a_user_who_may_create_only_a_part_creates_nothing(cluster: Cluster) -> 
     said = "guest may not create networkpolicies here"
     check_rejected(cluster, cluster.words("k8s"), said, KUBECONFIG=guest)
     check_rejected(cluster, cluster.words("jobset"), "guest may not get", KUBECONFIG=guest)
+
+
+@pytest.fixture
+def rejects_services(cluster: Cluster) -> Iterator[None]:
+    """The namespace rejects every Service, although a dry run accepts it."""
+    name = cluster.namespace
+    kinds = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["services"]}
+    here = {"matchLabels": {"kubernetes.io/metadata.name": name}}
+    api, meta = "admissionregistration.k8s.io/v1", {"name": name}
+    policy = {"apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": meta}
+    policy["spec"] = {
+        "matchConstraints": {"resourceRules": [kinds | {"operations": ["CREATE"]}]},
+        "validations": [{"expression": "request.dryRun", "message": "no more Services"}],
+    }
+    binding = policy | {"kind": "ValidatingAdmissionPolicyBinding"}
+    binding["spec"] = {"policyName": name, "validationActions": ["Deny"]}
+    binding["spec"]["matchResources"] = {"namespaceSelector": here}
+    cluster.apply(policy, binding)
+
+    def is_rejected() -> bool:
+        answer = cluster.call("POST", cluster.path_of("services"), named("Service", "try", PORTS))
+        if answer.ok:
+            cluster.delete("services", "try")
+        return not answer.ok
+
+    until(is_rejected)
+    yield
+    cluster.delete("validatingadmissionpolicybindings", name)
+    cluster.delete("validatingadmissionpolicies", name)
+
+
+@pytest.mark.usefixtures("rejects_services")
+@pytest.mark.parametrize("target", ["k8s", "elastic"])
+def test_what_was_made_before_an_error_is_taken_back(cluster: Cluster, target: str) -> None:
+    done = cluster.launch(target, "mine")
+    assert done.returncode == 1, done.stdout
+    assert "no more Services" in done.stderr
+    until(lambda: not cluster.left())
+
+
+LOSES_THE_SERVER = """#!/bin/sh
+{kubectl} "$@"; code=$?
+case " $* " in
+*dry-run*) ;;
+*" create "*) cp {lost} "$KUBECONFIG";;
+esac
+exit $code
+"""
+"""A kubectl whose server cannot be reached once the first object, the Job, was created."""
+
+
+def test_a_run_whose_launch_has_lost_the_server_is_named_and_found(cluster: Cluster) -> None:
+    place = cluster.kubeconfig_of()
+    lost = cluster.kubeconfig_of(server="https://127.0.0.1:1")
+    wrapper = cluster.folder / "bin/kubectl"
+    wrapper.parent.mkdir()
+    wrapper.write_text(LOSES_THE_SERVER.format(kubectl=shutil.which("kubectl"), lost=lost))
+    wrapper.chmod(0o755)
+    path = f"{wrapper.parent}:{os.environ['PATH']}"
+    words = cluster.words("k8s")
+    done = cluster.samestep("launch", *words, RUN_ID="mine", KUBECONFIG=place, PATH=path)
+    assert done.returncode == 1, done.stdout
+    assert "the cluster does not answer" in done.stderr
+    assert "mine: may have left NetworkPolicy mine, Service mine, Job mine in" in done.stderr
+    cluster.until_training("mine")
+    assert "Job mine: runs" in cluster.samestep("status", "mine").stdout
+    assert cluster.samestep("cancel", "mine").returncode == 0
+    until(lambda: not cluster.left())
