@@ -195,6 +195,20 @@ def test_what_a_controller_cannot_create_is_said_once(kind: str, reason: str, wh
     assert lines == [f"mine: {what} are rejected; {INVALID}"]
 
 
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"runPolicy": {"suspend": True}}])
+def test_a_run_that_waits_in_a_queue_says_what_kueue_said_last(spec: dict):
+    cfg = OmegaConf.create({"run_id": "mine"})
+    run = {"kind": "Job", "spec": spec}
+    assert follow.explain_run(cfg, run, [], []) == ["mine: waits in the queue"]
+    events = [
+        {"message": message, "involvedObject": {"kind": "Workload", "name": f"job-{name}-3f2a1"}}
+        for name, message in (("mine", "no quota"), ("mine", "100m more needed"), ("mine-2", "x"))
+    ]
+    lines = follow.explain_run(cfg, run, [], events)
+    assert lines == ["mine: waits in the queue: 100m more needed"]
+    assert follow.explain_run(cfg, {"kind": "Job", "spec": {}}, [], events) == []
+
+
 def test_a_failed_pytorchjob_says_where_its_logs_are():
     """Its operator removes the pods, whatever the cleanPodPolicy is."""
     cfg = OmegaConf.create({"run_id": "mine", "run_root": "runs"})

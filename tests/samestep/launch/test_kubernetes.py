@@ -41,6 +41,7 @@ def test_the_namespace_is_given_to_kubectl_only_if_there_is_one():
         ('error: context "x" does not exist', kubectl.LoginError),
         ("error: You must be logged in to the server (Unauthorized)", kubectl.LoginError),
         ("error: something else", RunError),
+        ('(Forbidden): pods "x" is forbidden: exceeded quota: small', kubectl.QuotaError),
         ("Error from server (AlreadyExists): a exists", kubectl.AlreadyExistsError),
         ("Error from server (AlreadyExists): a\nError from server (Forbidden): b", RunError),
     ],

@@ -108,6 +108,23 @@ def test_what_the_cluster_rejects_is_said_before_anything_exists(cluster, tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_queue_without_kueue_is_said_before_anything_exists(cluster, tmp_path, monkeypatch):
+    def call(cfg, *arguments, **options):
+        if "localqueues.kueue.x-k8s.io" in arguments:
+            raise kubectl.build_error(
+                'error: the server doesn\'t have a resource type "localqueues"'
+            )
+        return cluster(cfg, *arguments, **options)
+
+    monkeypatch.setattr(kubectl, "call", call)
+    for flags in ([], ["--check"]):
+        words = [*flags, "cluster=k8s", *WORDS, "cluster.queue=team"]
+        done = samestep("launch", *words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "cluster.queue=team: the cluster does not know localqueues" in done.stderr
+    assert cluster.done == []
+
+
 def test_what_was_made_is_taken_back(cluster, tmp_path):
     """But for the claim, which another run may use by now."""
     cluster.before = failing("create", "NetworkPolicy", "the cluster does not answer")
