@@ -98,6 +98,7 @@ class Driver:
         self.signum = 0
         self.is_stopping = False
         self.has_said_why = False
+        self.is_unwritable = False
         self.slots: list[Slot] = []
 
     def run(self, shares: Sequence[dict[str, str]]) -> int:
@@ -175,8 +176,9 @@ class Driver:
                     continue
                 offset = output.tell()
                 slot.note(job.run_id)
-                # Before it starts: if this driver is killed, the run may still finish.
-                self._write_outcome(job, None)
+                # Before it starts: if this driver is killed, the run may still finish. On a full
+                # disk this ends the driver: the log could not say why the run fails.
+                write_outcome(self.grid.folder, job, None)
                 variables = self.grid.variables | slot.variables | {"RUN_ID": job.run_id}
                 program = [*self.grid.program, *job.overrides]
                 process = start_with_output(program, variables, output)
@@ -213,7 +215,9 @@ class Driver:
             print(f"{job.run_id}: was killed, and starts again", flush=True)
             self.pending.insert(0, job)
             return
-        why = f"exit code {exit_code}: {last_error(running.log)}"
+        # On a full disk the log is empty.
+        error = last_error(running.log) or "its log is empty"
+        why = f"exit code {exit_code}: {error}"
         self.failed[job.run_id] = why
         self._write_outcome(job, exit_code, why)
         self._print_end(job, f"failed: {why}")
@@ -235,12 +239,14 @@ class Driver:
     def _is_finished(self, job: Job) -> bool:
         return is_finished(self.grid.folder, job, is_elsewhere=self.grid.is_elsewhere)
 
-    def _write_outcome(self, job: Job, exit_code: int | None, why: str = "") -> None:
+    def _write_outcome(self, job: Job, exit_code: int, why: str = "") -> None:
         try:
             write_outcome(self.grid.folder, job, exit_code, why)
         except OSError as error:
             # The other jobs may have their disks elsewhere, and the run itself knows how it ended.
-            print(f"{self.grid.folder} cannot be written: {error.strerror}", flush=True)
+            if not self.is_unwritable:
+                print(describe_full(self.grid.folder, error), flush=True)
+            self.is_unwritable = True
 
     def _wait(self) -> None:
         """Wait for the jobs that were told to end."""
@@ -258,3 +264,11 @@ class Driver:
 
         for signum in process.signals_to_handle():
             signal.signal(signum, stop)
+
+
+def describe_full(folder: Path, error: OSError) -> str:
+    """What happened to the folder of a grid that cannot be written, and how to go on."""
+    return (
+        f"{error.filename or folder} cannot be written: {error.strerror}; free some space, and "
+        "repeat the command to continue"
+    )

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samestep.errors import ConfigError, RunError
 from samestep.grid import slots
-from samestep.grid.driver import Driver, Grid
+from samestep.grid.driver import Driver, Grid, describe_full
 from samestep.grid.jobs import FOLDER, Job
 from samestep.hydra.compose import check, check_all, expand_grid, message_of
 from samestep.hydra.front_end import topology_of
@@ -75,8 +75,7 @@ def main(lines: Sequence[str]) -> int:
     try:
         exit_code = driver.run(shares)
     except OSError as error:
-        what = f"{error.filename or grid.folder} cannot be written: {error.strerror}"
-        raise RunError(f"{what}; free some space, and repeat the command to continue") from error
+        raise RunError(describe_full(grid.folder, error)) from error
     command = shlex.join(["python", "train.py", "-m", *lines])
     print_end(driver, exit_code, f"RUN_ID={grid.name} {command}")
     return exit_code
