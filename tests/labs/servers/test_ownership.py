@@ -184,7 +184,7 @@ def test_a_quota_has_room_for_all_pods_or_none_is_made(cluster: Cluster) -> None
         ({"pods": "1"}, "quota small is used up: pods=1, and 0 exist"),
     ):
         limit_namespace(cluster, limit)
-        check_rejected(cluster, words, f"mine: of 2 pods: the namespace's {said}")
+        check_rejected(cluster, words, f"mine: 2 pods together: the namespace's {said}")
     limit_namespace(cluster, {"requests.memory": "128Mi", "pods": "2"})
     for _ in range(2):
         # The second one finds the quota used up, by the run itself.

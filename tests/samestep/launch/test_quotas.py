@@ -62,5 +62,5 @@ def test_a_quota_without_scopes_counts_the_pods(monkeypatch, used, scopes, is_re
     if not is_rejected:
         quotas.reject_too_many(cfg, 3)
         return
-    with pytest.raises(kubectl.QuotaError, match=r"mine: of 3 pods: .* small is used up"):
+    with pytest.raises(kubectl.QuotaError, match=r"mine: 3 pods together: .* small is used up"):
         quotas.reject_too_many(cfg, 3)

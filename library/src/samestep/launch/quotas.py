@@ -22,7 +22,7 @@ def judge(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
     try:
         create_pod(cfg, merge_pods(templates))
     except kubectl.QuotaError as error:
-        raise kubectl.QuotaError(f"{cfg.run_id}: of {len(templates)} pods: {error}") from None
+        raise kubectl.QuotaError(f"{cfg.run_id}: {len(templates)} pods together: {error}") from None
     except RunError:
         # Such a pod may be wrong in other ways. The pods of the run are not: the cluster has
         # judged one of them.
@@ -93,7 +93,7 @@ def reject_too_many(cfg: DictConfig, num_pods: int) -> None:
             is_counted = hard.isdigit() and used.isdigit()
             if is_counted and int(used) + num_pods > int(hard):
                 raise kubectl.QuotaError(
-                    f"{cfg.run_id}: of {num_pods} pods: the namespace's quota "
+                    f"{cfg.run_id}: {num_pods} pods together: the namespace's quota "
                     f"{quota['metadata']['name']} is used up: {key}={hard}, and {used} exist; wait "
                     "for other runs, or ask for fewer by trainer.num_nodes"
                 )
