@@ -27,6 +27,8 @@ from labs.faults import store
 from library.tests import etcd_server, pods
 from library.tests.programs import PATIENCE_S
 from samestep.ranks.process_table import descendants_of
+from samestep.report.wall_time import account_of
+from samestep.run import record, wall_time
 from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics, free_port, run_ranks
 from tests.project.test_train import history
 
@@ -39,6 +41,8 @@ BASE = [
 CHANGES_NO_METRIC = ("cluster.timeout_s=", "+callbacks.slow.", "callbacks.slow.")
 """How overrides begin that an unharmed run does not need to end with the same metrics."""
 
+MAX_ERROR_S = 0.2
+"""How much an account of the time away may differ from the clock of the saboteur."""
 REPEATED = "is repeated"
 """In the note of a run whose repeated steps differ from before."""
 TABLES = "tables"
@@ -121,6 +125,7 @@ class Experiment:
     says: str = ""  # what the user must be told
     logs: tuple[int, ...] = ()  # ranks that must write down where they hang
     max_attempts: int = 3
+    has_exact_time: bool = False  # whether rank zero is killed, and nothing else ends
 
 
 @dataclass
@@ -273,10 +278,12 @@ class Laboratory:
             shutil.rmtree(path, ignore_errors=True)
         overrides = [*harmless, *self.saboteur(name, experiment.faults)]
         first: list[int] = []
+        launched: list[float] = []
         everything = ""
         attempt = 0
         for attempt in range(1, experiment.max_attempts + 1):
             timeout = PATIENCE_S + 60 * len(experiment.faults)
+            launched.append(time.time())
             codes, said = self.launch(experiment.topology, run_dir, overrides, timeout)
             everything += said
             first = first or codes
@@ -286,6 +293,8 @@ class Laboratory:
             if not any(codes) and (run_dir / "metrics.json").exists():
                 break
         why = self.judge(experiment, first, everything, run_dir, reference)
+        if not why and experiment.has_exact_time:
+            why = wrong_account(run_dir, records, launched)
         repeated, resume_s = steps_repeated(records)
         return Outcome(not why, why, resume_s, repeated, attempt)
 
@@ -370,6 +379,38 @@ def steps_repeated(records: Path) -> tuple[int, float]:
     first_fault = min(faults)
     later = [line["time"] for line in lines if line["attempt"] > first_fault]
     return repeated, (min(later) - first_fault if later else 0.0)
+
+
+def wrong_account(run_dir: Path, records: Path, launched: list[float]) -> str:
+    """What a run that was killed says of its time otherwise than the clocks here; empty if nothing.
+
+    Args:
+        run_dir: of the run, whose last attempt ends now.
+        records: of its saboteur.
+        launched: when each attempt was.
+    """
+    ended = time.time()
+    known = record.read(run_dir)
+    starts = wall_time.read_starts(run_dir, known.starts)
+    if len(starts) != len(launched):
+        return f"{len(starts)} accounts of {len(launched)} attempts"
+    # In the order in which they were done; the name ends with step and rank.
+    faults = sorted((json.loads(p.read_text()), p.name) for p in records.iterdir() if not p.suffix)
+    for (moment, name), start, again in zip(faults, starts, launched[1:], strict=False):
+        if start.step != int(name.split("-")[-2]):
+            return f"killed at {name}, and its account ends after step {start.step}"
+        following = starts[starts.index(start) + 1]
+        if abs(following.away - (again - moment)) > MAX_ERROR_S:
+            return f"{following.away:.3f} s away, and not {again - moment:.3f}"
+    lines = [json.loads(line) for line in (records / "rank-0.jsonl").read_text().splitlines()]
+    # The saboteur also writes down the step in which it kills, and which is never taken.
+    repeated = len(lines) - len({line["step"] for line in lines}) - len(faults)
+    account = account_of(run_dir, known)
+    if account.repeated_steps != repeated:
+        return f"{account.repeated_steps} steps repeated, and not {repeated}"
+    if account.total_s < 0.99 * (ended - launched[0]):
+        return f"{account.total_s:.2f} s of {ended - launched[0]:.2f} are accounted for"
+    return ""
 
 
 def flip(name: str) -> Callable[[Path], None]:

@@ -67,6 +67,7 @@ from samestep.ranks import compat, epoch_logs, stopping
 from samestep.ranks.compat import before_hooks, callbacks_of
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.requeue import requeue_job
+from samestep.run import wall_time
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,8 @@ def install(trainer: L.Trainer) -> None:
     old: Any = trainer.fit_loop
     loop = FitLoop(trainer, old.min_epochs, old.max_epochs)
     loop.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
+    validate = loop.epoch_loop.val_loop.run
+    loop.epoch_loop.val_loop.run = wall_time.spend(wall_time.VALIDATION)(validate)  # type: ignore[method-assign]
     trainer.fit_loop = loop
     trainer.test_loop = TestLoop(
         trainer,
@@ -370,6 +373,7 @@ class FitLoop(_FitLoop):
         """Defer signals from here on, and compare attributes when every hook has set its own."""
         stopping.defer()
         super().on_run_start()
+        self.clock = wall_time.current()
         if self.attributes is not None:
             self.attributes.begin(self.trainer, self.trainer.lightning_module)
 
@@ -383,10 +387,10 @@ class FitLoop(_FitLoop):
         # Within an optimizer step there is nothing to save: its gradients would be lost.
         is_between_steps = progress.ready % trainer.accumulate_grad_batches == 0
         if not is_between_steps:
-            batch = read()
+            batch = self._wait_for_batch(read)
         else:
             try:
-                batch = stopping.interruptible(read)
+                batch = stopping.interruptible(partial(self._wait_for_batch, read))
             except stopping.Stopped:
                 # The other ranks agree before this step, and wait for this rank's answer.
                 self._agree()
@@ -403,11 +407,23 @@ class FitLoop(_FitLoop):
             self.receipts.begin_batch(trainer, progress.ready, batch)
         return batch
 
+    def _wait_for_batch(self, read: Callable[[], Any]) -> Any:
+        next_cause = self.clock.wait_for_batch()
+        try:
+            return read()
+        finally:
+            self.clock.switch(next_cause)
+
     def _agree(self) -> None:
         if self.checkpoints is None:
             stopping.check()
         else:
             self.checkpoints.before_step(self.trainer)
+
+    def on_run_end(self) -> None:
+        """End the training: the rest is to leave the run as it should be."""
+        self.clock.switch(wall_time.STOPPING)
+        super().on_run_end()
 
     def on_advance_end(self) -> None:
         """End the epoch, then save it: hooks, schedules, logs and counters are through."""
@@ -441,6 +457,7 @@ class EpochLoop(_TrainingEpochLoop):
         super().on_run_start(data_fetcher)
         trainer, module = self.trainer, self.trainer.lightning_module
         strategy: Any = trainer.strategy
+        self._clock = wall_time.current()
         self._is_ordinary = self._leaves_step_to_lightning(data_fetcher)
         self._hooks = {name: self._find_hooks(name) for name in HOOKS}
         # `self.log` asks there, by `_current_fx_name`, in which hook it is.
@@ -490,7 +507,8 @@ class EpochLoop(_TrainingEpochLoop):
             super().advance(data_fetcher)
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """Validate, if it is time for it."""
+        """Count the step, and validate, if it is time for it."""
+        self._clock.count_step(self.trainer.global_step)
         is_last = self.trainer.should_stop or self.batch_progress.is_last_batch
         if is_last or self._has_plateau or not self._validates_at_end:
             super().on_advance_end(data_fetcher)

@@ -60,7 +60,7 @@ from samestep.ranks import (
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact_values
 from samestep.ranks.sharded import ShardedStrategy
-from samestep.run import checkpoint, lifecycle, record, weights
+from samestep.run import checkpoint, lifecycle, record, wall_time, weights
 from samestep.run.checkpoint import AtomicCheckpointIO, read_without_tensors
 from samestep.run.copies import KeepsCopy
 from samestep.run.history import History
@@ -191,6 +191,7 @@ class Trainer(L.Trainer):
             run_dirs.hand_on()
             device_option.name_to_ranks(devices)
             sys.exit(agent.start(agent.this_program(), num_processes, run_id=self.spec.run_id))
+        wall_time.current().switch(wall_time.START)
         # Not before: the process of the agent is no rank, and rank zero prints the notes.
         arguments.note_unused(unused)
         arguments.place_callbacks(own, run_dir)
@@ -288,6 +289,7 @@ class Trainer(L.Trainer):
             with self._recorded(ends_run=not self._test_follows):
                 if not self.spec.saves_nothing:
                     self._begin_logs()
+                compat.on_compiling(wall_time.begin_compile, wall_time.end_compile)
                 with fit_checks.already_set_up(datamodule):
                     loaders = train_dataloaders, val_dataloaders, datamodule
                     super().fit(model, *loaders, ckpt_path=ckpt_path)
@@ -375,6 +377,7 @@ class Trainer(L.Trainer):
                 arguments.check_tuner(self.callbacks)  # type: ignore[attr-defined]
                 yield
         finally:
+            wall_time.forget_unless_open()
             # Lightning tears down no callback after an error, which a notebook survives.
             if not environment.under_torchrun():
                 for watchdog in compat.callbacks_of(self, Watchdog):
@@ -409,11 +412,15 @@ class Trainer(L.Trainer):
                 fit_checks.user_errors("Trainer"),
                 lifecycle.full_disk_is_one_message(self.spec.run_dir),
             ):
-                yield
+                try:
+                    yield
+                finally:
+                    wall_time.current().switch(wall_time.STOPPING)
             has_ended = ends_run
         finally:
             if has_ended:
                 self._flush_copies()
+                wall_time.current().close()
 
     def _flush_copies(self) -> None:
         """Complete the copies of the run, when all its files are written."""
@@ -516,7 +523,8 @@ class Trainer(L.Trainer):
         if has_no_path and not self.spec.saves_nothing:
             given["ckpt_path"] = self._find_checkpoint(asked, given["model"])
             self._history.read(record.read(self.spec.run_dir))
-        results = function(**given)
+        with wall_time.evaluation_of(self.spec.run_dir):
+            results = function(**given)
         self._left = given["model"], sums_of_weights(given["model"])
         return results
 

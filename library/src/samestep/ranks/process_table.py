@@ -1,6 +1,8 @@
 """What the system knows about other processes: from ``/proc`` on Linux, otherwise from ``ps``."""
 
+import os
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +17,20 @@ def start_of(pid: int) -> str | None:
         # have spaces.
         return stat.read_text().rpartition(")")[2].split()[19]
     return _ps("-o", "lstart=", "-p", str(pid)).strip() or None
+
+
+def time_of_start(pid: int) -> float | None:
+    """When a process has started, in seconds since 1970; None if that is not known."""
+    started = start_of(pid)
+    if started is None:
+        return None
+    if started.isdecimal():
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")
+        return time.time() - age
+    # ps writes the time in the language of the user.
+    with suppress(ValueError):
+        return time.mktime(time.strptime(started))
+    return None
 
 
 def descendants_of(pid: int) -> list[int]:

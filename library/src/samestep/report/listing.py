@@ -3,6 +3,7 @@
 samestep runs
 samestep runs /volume/runs
 samestep runs --grid mine      # the runs of a grid, and a table of what its values have done
+samestep runs --time           # where the wall time of each run went, and of all of them
 samestep runs --json
 
 A grid, which `python train.py -m` trains, is one line. Its table has, for each combination of
@@ -17,7 +18,7 @@ from typing import Any
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
-from samestep.report import grids
+from samestep.report import grids, wall_time
 from samestep.report.files import show
 from samestep.report.tables import print_tables
 from samestep.run import record
@@ -32,9 +33,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--grid", metavar="NAME", help="the runs of one grid")
+    parser.add_argument("--time", action="store_true", help="where the time went")
     arguments = parser.parse(argv)
     found = list_runs(arguments.folder)
-    if arguments.grid is not None:
+    if arguments.time:
+        if arguments.grid is not None:
+            found = grids.find_grid(arguments.folder, arguments.grid, found).records
+        print_times(arguments.folder, found, as_plain=arguments.json)
+    elif arguments.grid is not None:
         grid = grids.find_grid(arguments.folder, arguments.grid, found)
         print_grid(grid, as_plain=arguments.json)
     elif arguments.json:
@@ -60,6 +66,18 @@ def print_grid(grid: grids.Grid, *, as_plain: bool) -> None:
     print_table(rows_of(grid.records))
     print()
     print_tables(tables)
+
+
+def print_times(folder: Path, found: dict[str, record.Record], *, as_plain: bool) -> None:
+    """Print the account of each run, and of all together; causes in percent of the seconds."""
+    accounts = {name: wall_time.account_of(folder / name, found[name]) for name in found}
+    total = wall_time.add_up(accounts.values())
+    if as_plain:
+        runs = [{"name": name} | account.plain() for name, account in accounts.items()]
+        print(json.dumps({"runs": runs, "total": total.plain()}, indent=2))
+        return
+    rows = [wall_time.cells_of(name, account) for name, account in accounts.items()]
+    print_columns([wall_time.HEADING, *rows, wall_time.cells_of("all", total)])
 
 
 def plain_runs(found: dict[str, record.Record]) -> list[dict[str, Any]]:
@@ -117,7 +135,11 @@ def describe_grid(grid: grids.Grid, time: str) -> tuple[str, ...]:
 
 def print_table(cells: Sequence[tuple[str, ...]]) -> None:
     """Print these lines under the heading."""
-    rows = [HEADING, *cells]
+    print_columns([HEADING, *cells])
+
+
+def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print these lines in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         # rich would need a quarter of a second for its import, and breaks lines in narrow windows.

@@ -11,7 +11,7 @@ another run are rejected. Read in this order:
    of this run; ``shards`` are the tensors of a sharded model. ``weights`` says whether those of a
    checkpoint fit a model. ``save_interval`` says when to save, ``save_time`` if it takes too
    long. ``compiled_code`` lies beside the checkpoint. ``receipts`` are what each batch leaves, to
-   compare it if it is repeated.
+   compare it if it is repeated. ``wall_time`` counts seconds by cause.
 3. ``history`` writes the metrics over time, ``metrics`` reads them. ``copies`` is what a run asks
    of a callback that copies it elsewhere. ``store`` is such a copy: the callback ``artifacts``
    keeps it up to date, ``upload`` makes it by command.

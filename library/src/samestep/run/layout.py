@@ -6,6 +6,7 @@ runs/<run_id>/
     metrics.json       the final metrics
     metrics.csv        the metrics over time
     receipts.bin       what each batch has left, to compare it if it is repeated
+    time.bin           where the time of the newest start went, so far
     checkpoints/       best.ckpt to test, last.ckpt to resume from, epoch-0002.ckpt and so on to
                        keep
     predictions/       pictures of test results

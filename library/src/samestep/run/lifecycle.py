@@ -28,10 +28,10 @@ from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import environment, failure
 from samestep.ranks.preflight import is_shared
-from samestep.ranks.process_group import on_rank_zero
+from samestep.ranks.process_group import device_kind, on_rank_zero
 from samestep.ranks.secrets import redact, redact_argument, redact_values
 from samestep.ranks.stopping import Interrupted, Stopped
-from samestep.run import lock, manifest, provenance, record
+from samestep.run import lock, manifest, provenance, record, wall_time
 from samestep.run.changes import config_digest, find_changes, show_change
 from samestep.run.checkpoint import find_valid, unusable
 from samestep.run.copies import KeepsCopy
@@ -93,12 +93,14 @@ def begin(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] = ()) -> S
                 f"{setting('strategy', 'fsdp')} each rank writes a part of a checkpoint; use a "
                 f"shared directory, or {setting('strategy', 'ddp')}"
             )
-        fetch_newest(spec)
+        with wall_time.spend(wall_time.SEARCH):
+            fetch_newest(spec)
     start = on_rank_zero(open_directory, spec, argv, copies)
     if start.ckpt_path is None:
         return start
     name = f"checkpoints/{Path(start.ckpt_path).name}"
-    replicate(spec.run_dir, [BEST, name])
+    with wall_time.spend(wall_time.SEARCH):
+        replicate(spec.run_dir, [BEST, name])
     return start._replace(ckpt_path=str(spec.run_dir / name))
 
 
@@ -149,7 +151,8 @@ def _announce(run_dir: Path, last: str | None, changed: Mapping[str, tuple[Any, 
 
 def _back_up(run_dir: Path, made: list[Path]) -> None:
     """Keep for ``roll_back`` what is in the directory, which this process owns."""
-    records = {run_dir / name: read_bytes(run_dir / name) for name in RECORDS}
+    names = (*RECORDS, wall_time.FILE)
+    records = {run_dir / name: read_bytes(run_dir / name) for name in names}
     _backups[run_dir.absolute()] = Backup(made, records, manifest.read(run_dir / LAST))
 
 
@@ -160,6 +163,7 @@ def roll_back(run_dir: Path) -> None:
     checkpoint was saved since, everything stays.
     """
     backup = _backups.pop(run_dir.absolute(), None)
+    wall_time.current().close()
     if backup is None or manifest.read(run_dir / LAST) != backup.last:
         return
     if not backup.made:
@@ -184,7 +188,8 @@ def _open(spec: RunSpec, argv: list[str]) -> str | None:
     run_dir = spec.run_dir
     known = record.read(run_dir)
     _quarantine_damaged(run_dir, known)
-    found = find_valid(run_dir / "checkpoints", known._replace(run_id=spec.run_id))
+    with wall_time.spend(wall_time.SEARCH):
+        found = find_valid(run_dir / "checkpoints", known._replace(run_id=spec.run_id))
     (run_dir / "checkpoints").mkdir(exist_ok=True)
     (run_dir / "logs").mkdir(exist_ok=True)
     forgotten: dict[str, Any] = {}
@@ -201,6 +206,8 @@ def _open(spec: RunSpec, argv: list[str]) -> str | None:
     # Hundreds of packages would be listed once for each start. The newest start has them.
     if known.start.get("packages") == start["packages"]:
         del starts[-1]["packages"]
+    first_step = found[1].global_step if found else 0
+    _open_clock(spec, known, starts, first_step)
     record.update(
         run_dir,
         record.RUNNING,
@@ -214,6 +221,19 @@ def _open(spec: RunSpec, argv: list[str]) -> str | None:
         **forgotten,
     )
     return str(found[0]) if found else None
+
+
+def _open_clock(
+    spec: RunSpec, known: record.Record, starts: list[dict[str, Any]], first_step: int
+) -> None:
+    """Keep the time of the run from now on, and in ``starts`` that of a process that was killed."""
+    earlier = wall_time.read_starts(spec.run_dir, starts)
+    if earlier and "spent" in starts[-1]:
+        starts[-1]["spent"] = wall_time.to_entry(earlier[-1])
+    goes_on = known.state != record.FINISHED
+    clock = wall_time.current()
+    clock.device = device_kind(spec.accelerator)
+    clock.open(spec.run_dir, earlier, first_step, goes_on=goes_on)
 
 
 def _quarantine_damaged(run_dir: Path, known: record.Record) -> None:

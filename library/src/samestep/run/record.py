@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep.ranks.secrets import redact
-from samestep.run import lock
+from samestep.run import lock, wall_time
 from samestep.run.files import quarantine, read_json, write_text
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ class Record(NamedTuple):
     # what repeated batches were compared with: step, batches, result, note; newest last
     repeats: Sequence[Mapping[str, Any]] = ()
     ends: Sequence[Mapping[str, Any]] = ()  # time, state, why and step of each end
-    starts: Sequence[Mapping[str, Any]] = ()  # command, config, code and machine; newest last
+    # command, config, code and machine, and where its time went; newest last
+    starts: Sequence[Mapping[str, Any]] = ()
 
     @property
     def start(self) -> Mapping[str, Any]:
@@ -112,6 +113,10 @@ def update(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
     if state != RUNNING:
         end = {"time": time, "state": state, "why": why, "step": new.get("step")}
         new["ends"] = [*read(run_dir).ends, end]
+    spent = wall_time.entry_of(run_dir)
+    if spent is not None:
+        *before, newest = new["starts"]
+        new["starts"] = [*before, {**newest, "spent": spent}]
     # A field of a newer version, which this one does not know, is dropped here.
     in_order = {name: new[name] for name in Record._fields if name in new}
     write_text(run_dir / FILE, json.dumps(in_order, indent=2) + "\n")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from samestep.errors import ConfigError
 from samestep.option_names import setting
+from samestep.run import wall_time
 
 AUTO: Literal["auto"] = "auto"
 FRACTION = 0.01  # of training time, for which training may wait for saves
@@ -72,7 +73,8 @@ class SaveInterval:
         """
         started = time.monotonic()
         try:
-            yield
+            with wall_time.spend(wall_time.SAVING):
+                yield
         finally:
             waited_s = time.monotonic() - started
             self.waited_s += waited_s

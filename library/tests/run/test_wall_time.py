@@ -1,0 +1,206 @@
+"""The account of a run's wall time, also of one that is killed."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import lightning as L
+import pytest
+
+from library.tests.kit import Net, batches, fit
+from library.tests.programs import run_code
+from samestep.report.wall_time import account_of, add_up
+from samestep.run import record, wall_time
+from samestep.run.wall_time import (
+    AWAY,
+    COMPILE,
+    DATA,
+    IMPORT,
+    REPEATED,
+    SAVING,
+    TRAINING,
+    VALIDATION,
+    Clock,
+    Start,
+)
+
+SLEEP_S = 0.02
+
+
+class Sleepy(Net):
+    """Spends at least ``SLEEP_S`` in each step, in each of its validations, and compiling."""
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(SLEEP_S)
+        wall_time.begin_compile()
+        time.sleep(SLEEP_S)
+        wall_time.end_compile()
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        time.sleep(SLEEP_S)
+        return super().validation_step(batch, batch_idx)
+
+    test_step = validation_step
+
+
+class SleepySave(L.Callback):
+    """Spends time while a checkpoint is saved."""
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        time.sleep(SLEEP_S)
+
+
+class Numbers:
+    """Data that take time to read."""
+
+    def __iter__(self):
+        for batch in batches():
+            time.sleep(SLEEP_S)
+            yield batch
+
+    def __len__(self):
+        return len(batches())
+
+
+def test_a_test_after_the_run_counts(tmp_path):
+    (done,) = fit(tmp_path, Sleepy)
+    (before,) = starts_of(tmp_path)
+    done.trainer.test(done.module, batches(shuffle=False), verbose=False)
+    (after,) = starts_of(tmp_path)
+    assert after.seconds[VALIDATION] >= before.seconds[VALIDATION] + 4 * SLEEP_S
+    assert before.ended + 4 * SLEEP_S <= after.ended <= time.time()
+
+
+def starts_of(run_dir: Path) -> list[Start]:
+    return wall_time.read_starts(run_dir, record.read(run_dir).starts)
+
+
+def test_seconds_are_shared_out_among_causes(tmp_path):
+    before = time.time()
+    fit(tmp_path, Sleepy, Numbers, callbacks=lambda: [SleepySave()])
+    (start,) = starts_of(tmp_path)
+    # Two epochs of four batches, and a save and a validation at the end of each.
+    assert start.step == 8
+    assert start.seconds[TRAINING] >= 8 * SLEEP_S
+    assert start.seconds[COMPILE] >= 8 * SLEEP_S
+    assert start.seconds[DATA] >= 8 * SLEEP_S
+    assert start.seconds[VALIDATION] >= 8 * SLEEP_S
+    assert start.seconds[SAVING] >= 2 * SLEEP_S
+    assert start.seconds[REPEATED] == 0
+    # All of the time since the process, or the run, began; nothing counts twice.
+    assert before <= start.ended <= time.time()
+    assert record.read(tmp_path).start["spent"]["step"] == 8
+
+
+def test_a_second_run_of_a_process_begins_where_the_first_has_ended(tmp_path):
+    fit(tmp_path / "one")
+    between = time.time()
+    fit(tmp_path / "two")
+    (start,) = starts_of(tmp_path / "two")
+    assert start.seconds[IMPORT] == 0
+    assert start.began >= between
+
+
+SLOW = """
+import time
+from library.tests import small
+step = small.Net.training_step
+def slow_step(self, batch, batch_idx):
+    time.sleep(0.01)
+    return step(self, batch, batch_idx)
+small.Net.training_step = slow_step
+small.main()
+"""
+
+
+def small(run_dir: Path, at: int) -> tuple[float, float]:
+    """Train; SIGKILL within the step after ``at`` steps. When the program began and ended."""
+    options = json.dumps({"run_dir": str(run_dir), "max_epochs": 3})
+    began = time.time()
+    done = run_code(SLOW, options, AT=str(at), HOW="SIGKILL")
+    ended = time.time()
+    assert done.returncode == (0 if at < 0 else -signal.SIGKILL), done.stderr
+    return began, ended
+
+
+def test_a_run_that_is_killed_twice_accounts_for_its_time(tmp_path):
+    run_dir = tmp_path / "mine"
+    # An epoch has eight steps, and a checkpoint at its end.
+    times = []
+    for at in (13, 19, -1):
+        times.append(small(run_dir, at))
+        time.sleep(1)
+    starts = starts_of(run_dir)
+    assert [(start.first_step, start.step) for start in starts] == [(0, 13), (8, 19), (16, 24)]
+    account = account_of(run_dir, record.read(run_dir))
+    assert account.repeated_steps == (13 - 8) + (19 - 16)
+    assert starts[0].seconds[REPEATED] == 0
+    assert all(start.seconds[REPEATED] > 0 for start in starts[1:])
+    for start, (_, ended), (began, _) in zip(starts[1:], times, times[1:], strict=False):
+        # The system counts the start of a process in hundredths of a second.
+        assert start.began >= began - 0.02
+        assert start.away >= began - ended - 0.02
+    # Every second is accounted for, once.
+    total = starts[-1].ended - starts[0].began
+    assert account.total_s == pytest.approx(total, abs=0.01)
+    assert account.seconds[AWAY] == sum(start.away for start in starts)
+    assert account.process_hours == pytest.approx(
+        (account.total_s - account.seconds[AWAY]) / 3600, rel=1e-6
+    )
+
+
+def make_start(**facts) -> Start:
+    seconds = dict.fromkeys(wall_time.CAUSES, 0.0)
+    default = {"began": 0.0, "away": 0.0, "first_step": 0, "step": 0, "device": "cpu"}
+    return Start(**default | {"num_ranks": 1, "seconds": seconds} | facts)
+
+
+def test_steps_that_are_lost_twice_are_repeated_twice():
+    starts = [
+        make_start(step=20),
+        make_start(first_step=10, step=15),
+        make_start(first_step=10, step=30),
+    ]
+    assert wall_time.count_repeated_steps(starts) == 5 + 10
+
+
+def test_a_step_is_repeated_until_the_furthest_one(tmp_path):
+    clock = Clock(time.time(), TRAINING)
+    clock.open(tmp_path, [make_start(step=3)], 1, goes_on=True)
+    assert clock.wait_for_batch() == REPEATED
+    clock.count_step(3)
+    assert clock.wait_for_batch() == TRAINING
+    clock.close()
+
+
+def test_the_time_since_a_run_had_finished_is_not_away(tmp_path):
+    earlier = make_start(began=time.time() - 1000)
+    clock = Clock(time.time(), TRAINING)
+    clock.open(tmp_path, [earlier], 0, goes_on=False)
+    assert clock.away == 0
+    clock.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"x" * wall_time.SIZE])
+def test_a_damaged_file_loses_no_more_than_itself(tmp_path, content):
+    (tmp_path / wall_time.FILE).write_bytes(content)
+    entries = [{"spent": wall_time.to_entry(make_start(step=7))}, {"command": ["old"]}]
+    assert wall_time.read_starts(tmp_path, entries) == [make_start(step=7)]
+
+
+def test_a_file_that_cannot_be_written_ends_no_run(tmp_path):
+    (tmp_path / wall_time.FILE).mkdir()
+    fit(tmp_path)
+    (start,) = starts_of(tmp_path)
+    assert start.step == 8
+
+
+def test_accounts_add_up(tmp_path):
+    fit(tmp_path)
+    account = account_of(tmp_path, record.read(tmp_path))
+    both = add_up([account, account])
+    assert both.total_s == pytest.approx(2 * account.total_s)
+    assert both.goodput == pytest.approx(account.goodput)
+    assert both.process_hours == pytest.approx(2 * account.process_hours)
