@@ -420,10 +420,12 @@ class FitLoop(_FitLoop):
         else:
             self.checkpoints.before_step(self.trainer)
 
-    def on_run_end(self) -> None:
-        """End the training: the rest is to leave the run as it should be."""
-        self.clock.switch(wall_time.STOPPING)
-        super().on_run_end()
+    def run(self) -> None:
+        """Train all epochs; what follows, also after a signal or an error, counts as stopping."""
+        try:
+            super().run()
+        finally:
+            wall_time.current().switch(wall_time.STOPPING)
 
     def on_advance_end(self) -> None:
         """End the epoch, then save it: hooks, schedules, logs and counters are through."""

@@ -191,7 +191,7 @@ class Trainer(L.Trainer):
             run_dirs.hand_on()
             device_option.name_to_ranks(devices)
             sys.exit(agent.start(agent.this_program(), num_processes, run_id=self.spec.run_id))
-        wall_time.current().switch(wall_time.START)
+        wall_time.begin()
         # Not before: the process of the agent is no rank, and rank zero prints the notes.
         arguments.note_unused(unused)
         arguments.place_callbacks(own, run_dir)
@@ -269,6 +269,7 @@ class Trainer(L.Trainer):
         model = compat.unwrap_compiled(model)
         self._module = model
         self._was_finished = False
+        wall_time.begin()
         self._take_new_limits()
         with self._session():
             self._check_before_run(model, train_dataloaders, datamodule)
@@ -377,7 +378,7 @@ class Trainer(L.Trainer):
                 arguments.check_tuner(self.callbacks)  # type: ignore[attr-defined]
                 yield
         finally:
-            wall_time.forget_unless_open()
+            wall_time.end()
             # Lightning tears down no callback after an error, which a notebook survives.
             if not environment.under_torchrun():
                 for watchdog in compat.callbacks_of(self, Watchdog):
@@ -412,15 +413,11 @@ class Trainer(L.Trainer):
                 fit_checks.user_errors("Trainer"),
                 lifecycle.full_disk_is_one_message(self.spec.run_dir),
             ):
-                try:
-                    yield
-                finally:
-                    wall_time.current().switch(wall_time.STOPPING)
+                yield
             has_ended = ends_run
         finally:
             if has_ended:
                 self._flush_copies()
-                wall_time.current().close()
 
     def _flush_copies(self) -> None:
         """Complete the copies of the run, when all its files are written."""
@@ -523,7 +520,7 @@ class Trainer(L.Trainer):
         if has_no_path and not self.spec.saves_nothing:
             given["ckpt_path"] = self._find_checkpoint(asked, given["model"])
             self._history.read(record.read(self.spec.run_dir))
-        with wall_time.evaluation_of(self.spec.run_dir):
+        with wall_time.spend(wall_time.VALIDATION):
             results = function(**given)
         self._left = given["model"], sums_of_weights(given["model"])
         return results

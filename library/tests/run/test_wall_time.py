@@ -89,7 +89,7 @@ def test_seconds_are_shared_out_among_causes(tmp_path):
     assert start.seconds[VALIDATION] >= 8 * SLEEP_S
     assert start.seconds[SAVING] >= 2 * SLEEP_S
     assert start.seconds[REPEATED] == 0
-    # All of the time since the process, or the run, began; nothing counts twice.
+    # All of the time since the process, or the run before, began; nothing counts twice.
     assert before <= start.ended <= time.time()
     assert record.read(tmp_path).start["spent"]["step"] == 8
 

@@ -34,7 +34,8 @@ CAUSES = (
 """What a process does. Between two processes a run is ``AWAY``."""
 
 EVERY_S = 0.1  # seconds between two writes of the thread
-PAUSE = 200  # times as long as a write takes, until the next: 0.5 % at most
+FRACTION = 0.005  # of the time of this process, for which training may wait for these writes
+BURST_S = 0.05  # and more, so that one slow write leaves out no step
 BEGAN = struct.Struct("<d")
 STEP = struct.Struct("<q")
 SECONDS = struct.Struct(f"<{len(CAUSES)}d")
@@ -86,8 +87,7 @@ class Clock:
         # Within a process its own clock counts: that of the machine may be set meanwhile.
         self._since = self._origin = time.perf_counter() - (time.time() - began)
         self._file = -1  # closed
-        self._next_step_due = 0.0
-        self._write_s = 1e-6  # that a write of the step takes
+        self._write_s = 0.0  # in which training has waited for writes
         self._ends = threading.Event()
 
     def switch(self, cause: str) -> str:
@@ -102,8 +102,11 @@ class Clock:
     def count_step(self, step: int) -> None:
         """Note how many optimizer steps the run has taken."""
         self.step = step
-        if self._file >= 0 and time.perf_counter() >= self._next_step_due:
+        now = time.perf_counter()
+        may_write = self._write_s <= BURST_S + FRACTION * (now - self._origin)
+        if self._file >= 0 and may_write:
             self._write_step()
+            self._write_s += time.perf_counter() - now
 
     def wait_for_batch(self) -> str:
         """Wait for the data of a step from now on; returns the cause that follows."""
@@ -152,16 +155,17 @@ class Clock:
         if earlier and goes_on:
             self.away = max(0.0, self.began - last_end)
         self._repeats_until = max((start.step for start in earlier), default=0)
-        self._open_file()
-
-    def reopen(self) -> None:
-        """Count further: a script evaluates the run that it has trained."""
-        assert self.run_dir is not None
-        self.has_ended = False
-        self._open_file()
+        path = run_dir / FILE
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        except OSError as error:
+            log.info("%s cannot be written: %s", path, error.strerror)
+            return
+        write(self._file, BEGAN.pack(self.began) + STEP.pack(self.step) + self._pack_seconds(), 0)
+        threading.Thread(target=self._write_often, args=(self._file,), daemon=True).start()
 
     def close(self) -> None:
-        """Count no further: the run has ended, or it has not begun."""
+        """Count no further; without it, a clock counts until the process ends."""
         self.has_ended = True
         if self._file < 0:
             return
@@ -183,37 +187,19 @@ class Clock:
             self._origin -= self.began - agent
             self.began = agent
 
-    def _open_file(self) -> None:
-        assert self.run_dir is not None
-        path = self.run_dir / FILE
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        except OSError as error:
-            log.info("%s cannot be written: %s", path, error.strerror)
-            return
-        write(self._file, BEGAN.pack(self.began) + STEP.pack(self.step) + self._pack_seconds(), 0)
-        self._ends = threading.Event()
-        given = self._file, self._ends
-        threading.Thread(target=self._write_often, args=given, daemon=True).start()
-
     def _pack_seconds(self) -> bytes:
         return SECONDS.pack(*self.seconds().values())
 
     def _write_step(self) -> None:
-        start = time.perf_counter()
         write(self._file, STEP.pack(self.step), BEGAN.size)
-        end = time.perf_counter()
-        # One that was slow by chance, on a busy machine, must not keep the next steps from being
-        # written; where each one is, this has grown after a few.
-        self._write_s = min(end - start, 2 * self._write_s)
-        self._next_step_due = end + PAUSE * self._write_s
 
-    def _write_often(self, file: int, ends: threading.Event) -> None:
+    def _write_often(self, file: int) -> None:
         pause_s = EVERY_S
-        while not ends.wait(pause_s):
+        while not self._ends.wait(pause_s):
             start = time.perf_counter()
             write(file, self._pack_seconds(), BEGAN.size + STEP.size)
-            pause_s = max(EVERY_S, PAUSE * (time.perf_counter() - start))
+            # Nothing waits for this thread, so a write may take a tenth of its time.
+            pause_s = max(EVERY_S, 10 * (time.perf_counter() - start))
         os.close(file)
 
 
@@ -240,10 +226,23 @@ def current() -> Clock:
     return _clock
 
 
-def forget_unless_open() -> None:
-    """Let the next run begin a new clock, if this one's was rejected before it was opened."""
-    if _clock is not None and _clock.run_dir is None:
+def begin() -> None:
+    """Count what comes as the start of a run; one that this process has trained has ended."""
+    if _clock is not None and _clock.run_dir is not None:
         _clock.close()
+    current().switch(START)
+
+
+def end() -> None:
+    """Count what comes as stopping.
+
+    The process has its devices until it ends, and a script may test the run. But a notebook may be
+    open for days, and so may one in which a run was rejected.
+    """
+    clock = current()
+    clock.switch(STOPPING)
+    if is_interactive():
+        clock.close()
 
 
 @contextmanager
@@ -255,24 +254,6 @@ def spend(cause: str) -> Iterator[None]:
         yield
     finally:
         clock.switch(before)
-
-
-@contextmanager
-def evaluation_of(run_dir: Path) -> Iterator[None]:
-    """Count this block as validation, also where the run has ended in this process before.
-
-    What the program did meanwhile counts as stopping, so that nothing is missing between.
-    """
-    clock = _clock
-    is_reopened = clock is not None and clock.has_ended and clock.run_dir == run_dir
-    if clock is not None and is_reopened:
-        clock.reopen()
-    try:
-        with spend(VALIDATION):
-            yield
-    finally:
-        if clock is not None and is_reopened:
-            clock.close()
 
 
 _before_compile: list[str] = []
@@ -289,10 +270,15 @@ def end_compile(*_: Any) -> None:
         current().switch(_before_compile.pop())
 
 
+def is_interactive() -> bool:
+    """Whether a person types into this process, as in a notebook."""
+    return hasattr(sys, "ps1")
+
+
 def time_of_start() -> float:
     """From when the time of this process counts for its first run."""
     # A notebook was perhaps opened days ago.
-    if hasattr(sys, "ps1"):
+    if is_interactive():
         return time.time()
     started = process_table.time_of_start(os.getpid())
     return time.time() if started is None else started
