@@ -203,7 +203,7 @@ def test_the_live_page_follows_a_run_and_keeps_what_is_ticked(tmp_path: Path):
     assert curves[0]["x"][-1] > 5, "more than the first answer"
     assert shown.count('class="main-svg"') > 4
     assert "val/score" in re.sub("<[^>]+>", " ", shown)
-    assert '<td class="best">1.000 <small>best</small></td>' in shown
+    assert '<td class="highest">1.000 <small>highest</small></td>' in shown
 
 
 @in_a_browser

@@ -57,7 +57,7 @@ def make_run(
     start = {
         "command": ["train.py", *words], "started": "2026-11-22T05:00:00+00:00", "hostname": "node",
         "world_size": world_size, "packages": "torch==2.15.0", "git": {"commit": "abc"},
-        "overridden": overridden,
+        "overridden": overridden, "cpu": "fast", "cpu_cores": 4, "gpus": [], "load": 0.4,
     }  # fmt: skip
     best = {"monitor": "val/score", "mode": "max", "best": 0.7, "best_epoch": 3}
     record.update(run_dir, record.FINISHED, starts=[start], epoch=3, step=30, **best)

@@ -98,30 +98,55 @@ def test_an_unfinished_run_is_no_repeat_of_finished_ones(tmp_path: Path):
 def test_the_best_value_is_marked_and_a_difference_beyond_chance_is_better_or_worse(tmp_path: Path):
     runs = make_runs(tmp_path, a=[0.5, 0.75, 0.625], b=[0.6, 0.7, 0.6], c=[0.75, 1.0, 0.875])
     assert marks(*runs) == [
-        ("0.6250 ± 0.31", ""), ("0.6333 ± 0.14", ""), ("0.8750 ± 0.31", "best"),
+        ("0.6250 ± 0.31", ""), ("0.6333 ± 0.14", ""), ("0.8750 ± 0.31", "highest"),
         ("+0.008333 ± 0.2 paired", ""), ("+0.2500 ± 0 paired", "better"),
     ]  # fmt: skip
     one, other = runs[6], runs[0]
-    assert marks(one, other)[-1] == ("-0.2500", "worse")  # of one seed: no interval is known
+    assert marks(one, other)[-1] == ("-0.2500", ""), "of one seed: no interval is known"
     for run_dir in runs:
         record.update(run_dir, record.FINISHED, mode="min")
-    assert marks(one, other) == [("0.7500", ""), ("0.5000", "best"), ("-0.2500", "better")]
+    assert marks(one, other) == [("0.7500", ""), ("0.5000", "lowest"), ("-0.2500", "")]
     for run_dir in runs:
         record.update(run_dir, record.FINISHED, monitor="val/other")
     assert {mark for _, mark in marks(one, other)} == {""}
 
 
+def test_a_difference_within_rounding_is_none(tmp_path: Path):
+    runs = make_runs(tmp_path, a=[0.5, 0.25], b=[0.5000001, 0.2500001], c=[0.501, 0.251])
+    means = marks(*runs)
+    assert [mark for _, mark in means] == ["", "", "highest", "", "better"]
+    assert marks(*runs[:4])[:2] == [("0.3750 ± 1.6", "")] * 2, "neither of them is the highest"
+
+
 def test_less_loss_or_time_and_more_speed_are_better_whatever_is_monitored(tmp_path: Path):
-    runs = make_runs(tmp_path, a=[0.5], b=[0.5])
-    (runs[1] / "metrics.json").write_text('{"test/loss": 0.25, "time/epoch_s": 4}')
-    (runs[0] / "metrics.json").write_text('{"test/loss": 0.5, "time/epoch_s": 2}')
-    table = (runs[1] / "metrics.csv").read_text().replace(",100.0,", ",2000,")
-    (runs[1] / "metrics.csv").write_text(table)
-    loss = marks(*runs, metric="test/loss")
-    assert loss == [("0.5000", ""), ("0.2500", "best"), ("-0.2500", "better")]
-    assert [mark for _, mark in marks(*runs, metric="time/epoch_s")] == ["best", "", "worse"]
-    speed = marks(*runs, metric="points/s")
-    assert speed == [("100.0", ""), ("2,000", "best"), ("+1,900", "better")]
+    runs = make_runs(tmp_path, a=[0.5, 0.5], b=[0.5, 0.5])
+    for run in runs[:2]:
+        (run / "metrics.json").write_text('{"test/loss": 0.5, "time/epoch_s": 2}')
+    for run in runs[2:]:
+        (run / "metrics.json").write_text('{"test/loss": 0.25, "time/epoch_s": 4}')
+        table = (run / "metrics.csv").read_text().replace(",100.0,", ",2000,")
+        (run / "metrics.csv").write_text(table)
+
+    def words(metric: str) -> list[str]:
+        return [mark for _, mark in marks(*runs, metric=metric)]
+
+    assert words("test/loss") == ["", "lowest", "better"]
+    assert words("time/epoch_s") == ["lowest", "", "worse"]
+    assert words("points/s") == ["", "highest", "better"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"hostname": "slow"}, {"load": 3.0}, {"load": None}, {"gpus": ["H100"]}]
+)
+def test_speeds_of_different_machines_or_loads_are_not_judged(tmp_path: Path, other: dict):
+    runs = make_runs(tmp_path, a=[0.5, 0.5], b=[0.75, 0.75])
+    for run in runs[2:]:
+        (run / "metrics.json").write_text('{"test/score": 0.75, "time/epoch_s": 4}')
+    # One of several starts is enough.
+    starts = [*record.read(runs[3]).starts]
+    record.update(runs[3], record.FINISHED, starts=[{**starts[0], **other}, *starts])
+    assert [mark for _, mark in marks(*runs, metric="time/epoch_s")] == ["", "", ""]
+    assert [mark for _, mark in marks(*runs)] == ["", "highest", "better"]
 
 
 def test_the_same_run_on_more_ranks_is_no_repeat(tmp_path: Path):
@@ -166,7 +191,7 @@ def test_the_terminal_and_json_have_the_same_metrics(tmp_path: Path, capsys):
     assert gap == {"mean": 0.125, "interval95": None, "n": 1, "paired": False}
     assert compare.main(words) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["test/score", "0.8750", "1.000", "(best)", "+0.1250", "(better)"] in lines
+    assert ["test/score", "0.8750", "1.000", "(highest)", "+0.1250"] in lines
     assert ["one", "[b]o<b>"] in lines
 
 

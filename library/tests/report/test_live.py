@@ -60,7 +60,7 @@ def test_the_list_and_the_curves_follow_the_runs(served: tuple[Path, str]):
 
 def test_ticked_runs_are_compared(served: tuple[Path, str]):
     data = json.loads(ask(f"{served[1]}/data?run=two&run=o%3Cb%3Edd&run=nothing&run=two"))
-    assert '<td class="best">1.000 <small>best</small></td>' in data["comparison"]
+    assert '<td class="highest">1.000 <small>highest</small></td>' in data["comparison"]
     assert "o&lt;b&gt;dd - two" in data["comparison"]
     assert "<b>" not in "".join(data.values())
     assert data["charts"].count('aria-label="val/loss"') == 1

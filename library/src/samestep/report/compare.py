@@ -13,7 +13,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ SEED = re.compile(r"(.+\.)?seed")
 DIRECTIONS = {"max": 1, "min": -1}
 LESS_IS_BETTER = {"loss", "error", "mae", "mse", "rmse", "perplexity", "time"}
 TIMES = ("time/total_s", "time/epoch_s")
+ROUNDING = 1e-6  # relative; two sums in another order differ by less
+MACHINE = ("hostname", "cpu", "cpu_cores", "gpus")  # what decides the speed of a run
+LOAD = 0.25  # of each core; with a larger difference, other programs may explain a speed
 
 
 Group = dict[str, Run]
@@ -160,8 +163,35 @@ def rows_of_metrics(groups: Sequence[Group], runs: Sequence[Run]) -> list[list[C
     rows = []
     # What was learned comes first, then what it cost.
     for name in sorted(values, key=lambda name: (is_cost(name), name)):
-        rows.append(compare_metric(name, values[name], direction_of(name, runs)))
+        directions = [direction_of(name, runs)] * len(groups)
+        if is_cost(name):
+            for number, group in enumerate(groups):
+                if not have_equal_machines([*group.values(), *groups[0].values()]):
+                    directions[number] = 0
+        rows.append(compare_metric(name, values[name], directions))
     return rows
+
+
+def have_equal_machines(runs: Sequence[Run]) -> bool:
+    """Whether all starts of all runs are known to be on one kind of machine, equally loaded."""
+    machines = set()
+    loads = []
+    for run in runs:
+        for start in run.status.starts:
+            machines.add(str([start.get(key) for key in MACHINE]))
+            loads.append(load_of(start))
+    # A record of an older version has no load, and then nothing is known.
+    if len(machines) != 1 or any(map(math.isnan, loads)):
+        return False
+    return max(loads) - min(loads) <= LOAD
+
+
+def load_of(start: Mapping[str, Any]) -> float:
+    """How many programs waited for each core when the run started; nan if that is not known."""
+    try:
+        return float(start["load"]) / int(start["cpu_cores"])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return math.nan
 
 
 def is_cost(name: str) -> bool:
@@ -178,9 +208,18 @@ def facts_of(run: Run) -> dict[str, Any]:
         "tags": ", ".join(map(str, run.status.tags)),
         "notes": run.status.notes,
         "ranks": run.status.start.get("world_size", "?"),
+        "machine": describe_machine(run.status.start),
         "epochs": metrics.count_epochs(run.rows),
         "steps": metrics.count_steps(run.rows),
     }
+
+
+def describe_machine(start: Mapping[str, Any]) -> str:
+    """The machine of a start, and how busy it was; empty if that is not known."""
+    load = load_of(start)
+    if math.isnan(load):
+        return str(start.get("hostname", ""))
+    return f"{start.get('hostname')}, {load:.0%} busy at the start"
 
 
 def make_rows(
@@ -249,46 +288,63 @@ def direction_of(name: str, runs: Sequence[Run]) -> int:
     return 0
 
 
-def compare_metric(name: str, groups: Sequence[BySeed], direction: int) -> list[Cell]:
-    """A row: the metric in each group, the best one marked, and differences from the first group.
+def compare_metric(name: str, groups: Sequence[BySeed], directions: Sequence[int]) -> list[Cell]:
+    """A row: the metric in each group, the best mean, and differences from the first group.
 
     Args:
         name: of the metric.
         groups: the values of each group.
-        direction: see ``direction_of``.
+        directions: for each group, see ``direction_of``; 0 if it cannot be judged.
     """
     cells = [Cell.of(estimate_mean(values)) for values in groups]
-    mark_best(cells, direction)
+    mark_extreme(cells, min(directions, key=abs))
     row = [Cell(name), *cells]
-    for values in groups[1:]:
+    for values, direction in zip(groups[1:], directions[1:], strict=True):
         gap = Cell.of(estimate_difference(values, groups[0]), is_difference=True)
-        mark_difference(gap, direction)
+        mark_difference(gap, direction, scale=largest_of(values, groups[0]))
         row.append(gap)
     return row
 
 
-def mark_best(cells: Sequence[Cell], direction: int) -> None:
-    """Mark every cell with the best mean, unless all of them are equal."""
+def largest_of(*groups: BySeed) -> float:
+    """The largest size of a value."""
+    sizes = [abs(value) for values in groups for value in values.values()]
+    return max(sizes, default=0.0)
+
+
+def mark_extreme(cells: Sequence[Cell], direction: int) -> None:
+    """Mark the highest mean, or the lowest if less is better, unless all of them are equal.
+
+    The mark says what the table shows and no more: the highest value may be chance.
+    """
     scores: dict[int, float] = {}
     for number, cell in enumerate(cells):
         if cell.estimate is not None:
             scores[number] = direction * cell.estimate.mean
     best = max(scores.values())
-    if min(scores.values()) == best:
+    rounding = ROUNDING * abs(best)
+    if best - min(scores.values()) <= rounding:
         return
     for number, score in scores.items():
-        if score == best:
-            cells[number].mark = "best"
+        if best - score <= rounding:
+            cells[number].mark = "highest" if direction > 0 else "lowest"
 
 
-def mark_difference(cell: Cell, direction: int) -> None:
-    """Mark a difference from the first group as better or worse."""
-    if cell.estimate is None:
+def mark_difference(cell: Cell, direction: int, scale: float) -> None:
+    """Mark a difference from the first group as better or worse, if chance does not explain it.
+
+    Args:
+        cell: of the difference.
+        direction: see ``direction_of``.
+        scale: the size of the compared values.
+    """
+    # Without an interval it is not known how far two equal runs would differ.
+    if cell.estimate is None or cell.estimate.interval95 is None:
         return
     # 0 if it is not known which direction is the better one.
     gain = direction * cell.estimate.mean
-    # A difference smaller than its interval may be chance, so it is neither.
-    if abs(gain) <= (cell.estimate.interval95 or 0):
+    # Both limits: equal differences of all seeds have an interval of zero.
+    if abs(gain) <= max(cell.estimate.interval95, ROUNDING * scale):
         return
     cell.mark = "better" if gain > 0 else "worse"
 

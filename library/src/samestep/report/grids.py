@@ -7,7 +7,7 @@ from pathlib import Path
 from samestep.errors import ConfigError
 from samestep.grid import jobs
 from samestep.report.charts import title_of
-from samestep.report.compare import SEED, direction_of, mark_best
+from samestep.report.compare import SEED, direction_of, mark_extreme
 from samestep.report.estimates import estimate_mean
 from samestep.report.files import Run, read_run
 from samestep.report.tables import Cell, Tables
@@ -105,7 +105,7 @@ def compare_values(grid: Grid) -> Tables:
     for column, name in enumerate(names, start=len(keys) + 1):
         cells = [row[column] for row in rows[1:]]
         if any(cell.estimate for cell in cells):
-            mark_best(cells, direction_of(name, [*runs.values()]))
+            mark_extreme(cells, direction_of(name, [*runs.values()]))
     return {f"Grid {grid.name}": rows}
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from samestep.report.estimates import Estimate
 
-STYLES = {"": "", "best": "bold", "better": "green", "worse": "red"}  # on a terminal
+# On a terminal.
+STYLES = {"": "", "highest": "bold", "lowest": "bold", "better": "green", "worse": "red"}
 
 
 class Cell(str):
@@ -13,7 +14,7 @@ class Cell(str):
 
     estimate: Estimate | None = None
     mark = ""
-    """``best`` of its row, ``better`` or ``worse`` than the first group, or empty."""
+    """``highest`` or ``lowest`` of its row; ``better`` or ``worse`` than the first group; or empty."""
 
     @classmethod
     def of(cls, estimate: Estimate | None, *, is_difference: bool = False) -> "Cell":

@@ -94,6 +94,8 @@ def machine_info() -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu": cpu_name(),
         "cpu_cores": os.cpu_count(),
+        # Programs that wanted to compute in the last minute, without which speeds say little.
+        "load": round(os.getloadavg()[0], 1),
         "memory_gib": memory_gib(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "world_size": environment.world_size(),
