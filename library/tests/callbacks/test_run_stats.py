@@ -10,7 +10,7 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
-from library.tests.kit import Net, fit
+from library.tests.kit import Net, batches, fit
 from samestep.callbacks import run_stats
 from samestep.run.metrics import read_history
 
@@ -109,6 +109,40 @@ def test_an_epoch_shorter_than_the_interval_has_what_its_last_step_logs(tmp_path
     assert [row["step"] for row in rows] == [3, 7]
     assert all(row["train_loss"] > 0 and row["epoch"] == i for i, row in enumerate(rows))
     assert json.loads((tmp_path / "metrics.json").read_text())["train_loss"] > 0
+
+
+def test_a_short_epoch_has_four_values_between_its_ends(tmp_path: Path):
+    fit(tmp_path, data=lambda: batches(36), log_every_n_steps=50, max_epochs=2)
+    steps = [row["step"] for row in read_history(tmp_path) if "step/loss" in row]
+    assert steps == [1, 3, 5, 7, 9, 11, 13, 15, 17]
+
+
+class LogsItself(Net):
+    """Logs the mean of the epoch too, under the name that ours would have."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/score", float(batch_idx), on_step=True)
+        self.log("train/score_epoch", -1.0, on_step=False, on_epoch=True)
+        self.log("seen", float(batch_idx), on_step=True)
+        return loss
+
+
+@pytest.mark.parametrize("places", [[], [(0, 1), (1, 0)]], ids=["undisturbed", "interrupted"])
+def test_a_loss_per_step_has_its_mean_over_the_samples_of_the_epoch(tmp_path: Path, places):
+    fit(tmp_path, LogsItself, lambda: batches(10), places)
+    rows = read_history(tmp_path)
+    means = [row["train_loss_epoch"] for row in rows if "train_loss_epoch" in row]
+    for epoch, mean in enumerate(means):
+        losses = [row["train_loss"] for row in rows if row["epoch"] == epoch]
+        # Batches of 4, 4 and 2 samples.
+        assert mean == pytest.approx((4 * losses[0] + 4 * losses[1] + 2 * losses[2]) / 10)
+    assert len(means) == 2
+    assert {row["train/score_epoch"] for row in rows if "train/score_epoch" in row} == {-1.0}
+    assert not any("seen_epoch" in row for row in rows), "it does not describe the training"
+    final = json.loads((tmp_path / "metrics.json").read_text())
+    assert final["train_loss"] == means[-1]
+    assert "train_loss_epoch" not in final
 
 
 def test_a_learning_rate_is_the_number_that_was_typed(tmp_path: Path):

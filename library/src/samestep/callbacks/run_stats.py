@@ -15,6 +15,8 @@ from samestep.ranks import epoch_logs, gradients
 from samestep.ranks.sharded import ShardedStrategy
 from samestep.tracker import ResumedTracker
 
+SHORT_EPOCH = 8  # steps; a shorter epoch has no values between its ends
+
 
 class RunStats(L.Callback):
     """Logs to all loggers what every training has.
@@ -28,8 +30,9 @@ class RunStats(L.Callback):
     - ``system/memory_gib``: peak memory of this process so far.
     - ``system/gpu_memory_gib``: peak memory of tensors on its GPU so far; CUDA only.
     - What the model logs per step, at the epoch's last step, so that a short epoch has it too.
+    - The mean of what the model logs of its training per step only, such as ``train/loss_epoch``.
 
-    And every ``log_every_n_steps`` optimizer steps:
+    And every ``log_every_n_steps`` optimizer steps, or four times in a shorter epoch:
 
     - ``step/loss``: loss of the last batch of the step, the mean over all ranks.
     - ``step/lr``: learning rate of the first parameter group, with which the step was taken.
@@ -49,6 +52,8 @@ class RunStats(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clocks at the step from which the run resumes, and tell the trackers."""
         self._start_clocks()
+        epoch_logs.log_epoch_means(trainer)
+        log_short_epochs(trainer)
         self._last_step = trainer.global_step
         for logger in trainer.loggers:
             if isinstance(logger, ResumedTracker):
@@ -136,6 +141,18 @@ class RunStats(L.Callback):
 
     def _seconds(self) -> float:
         return self._before + time.perf_counter() - self._start
+
+
+def log_short_epochs(trainer: Any) -> None:
+    """Log four times in each epoch that is shorter than ``log_every_n_steps``.
+
+    Otherwise the curves of a small data set would have a point in every second epoch or so.
+    """
+    # Infinite for a loader without a length, whose epochs are long.
+    num_steps = trainer.num_training_batches / trainer.accumulate_grad_batches
+    # In an epoch of a few steps, its own values say enough.
+    if SHORT_EPOCH <= num_steps < trainer.log_every_n_steps:
+        trainer.log_every_n_steps = int(num_steps) // 4
 
 
 def log_values(trainer: L.Trainer, values: dict[str, float], row: int) -> None:

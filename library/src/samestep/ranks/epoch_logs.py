@@ -9,6 +9,7 @@ from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 from samestep.ranks import process_group
+from samestep.run.metrics import is_of_training
 
 if TYPE_CHECKING:
     import lightning as L  # takes seconds to import
@@ -24,6 +25,8 @@ that holds it, and ``is_due`` if it has no value yet."""
 
 FLAGS = "fx", "name", "prog_bar", "logger", "on_step", "enable_graph", "add_dataloader_idx"
 """Arguments of ``self.log`` with which a metric is made again."""
+MEAN_HOOK = "epoch_mean"
+"""Stands for the hook in which ``log_epoch_means`` logs."""
 END_HOOKS = "on_train_epoch_end", "on_validation_epoch_end", "on_test_epoch_end"
 
 
@@ -291,6 +294,50 @@ def _merge(trainer: "L.Trainer", key: str, entry: Entry) -> None:
         metric.cumulated_batch_size = metric.cumulated_batch_size + entry["weight"]
 
 
+def log_epoch_means(trainer: "L.Trainer") -> None:
+    """Log the mean over the epoch of training metrics that the module logs per step only.
+
+    That of ``train/loss`` is ``train/loss_epoch``, as Lightning names it with ``on_epoch=True``.
+    A curve of single batches beside the mean of the validation would compare two different things.
+    """
+    import torch
+
+    loop: Any = trainer.fit_loop.epoch_loop
+    results: Any = loop._results
+    # A second fit of the same Trainer must not add each value twice.
+    if results.__dict__.setdefault("logs_means_of", trainer) is not trainer:
+        return
+    log = results.log
+
+    def log_with_mean(fx: str, name: str, value: Any, **options: Any) -> None:
+        log(fx, name, value, **options)
+        is_per_step = fx == "training_step" and options["on_step"] and not options["on_epoch"]
+        if not is_per_step or not is_of_training(name) or not isinstance(value, torch.Tensor):
+            return
+        if options["reduce_fx"] not in ("mean", torch.mean) or options["rank_zero_only"]:
+            return
+        size = options["batch_size"] or size_of(results.batch)
+        epoch_name = f"{name.removesuffix('_step')}_epoch"
+        # Under a hook of its own: a module may log this name too, with other flags.
+        log(MEAN_HOOK, epoch_name, value, logger=options["logger"], batch_size=size)
+
+    results.log = log_with_mean
+
+
+def size_of(batch: Any) -> int:
+    """The samples of a batch; 1 if that cannot be seen, so that all batches count the same."""
+    from lightning.pytorch.utilities.data import extract_batch_size
+
+    with warnings.catch_warnings():
+        # The module has not asked for a mean, so it needs no advice about its batches.
+        warnings.simplefilter("ignore")
+        try:
+            return extract_batch_size(batch)
+        # Lightning raises its own error, and a batch may raise any when it is iterated.
+        except Exception:
+            return 1
+
+
 def collect_last_values(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
     """The last value of each metric that the training logs per step, for a checkpoint.
 
@@ -321,13 +368,13 @@ def resume_last_values(trainer: "L.Trainer", values: dict[str, dict[str, Any]]) 
         # It was a Python number in the checkpoint, which has 64 bits.
         metric._forward_cache = torch.tensor(entry["value"], dtype=torch.float64)
         results[key] = last_values[key] = metric
-    log = type(results).log
+    log = results.log
 
     def log_anew(fx: str, name: str, *args: Any, **options: Any) -> None:
         # Only the call of `self.log` knows how the metric is reduced.
         if last_values.pop(f"{fx}.{name}", None) is not None:
             del results[f"{fx}.{name}"]
-        log(results, fx, name, *args, **options)
+        log(fx, name, *args, **options)
 
     results.log = log_anew
 

@@ -14,7 +14,7 @@ class Cell(str):
 
     estimate: Estimate | None = None
     mark = ""
-    """``highest`` or ``lowest`` of its row; ``better`` or ``worse`` than the first group; or empty."""
+    """``highest`` or ``lowest`` of its row, or ``better`` or ``worse`` than the first group."""
 
     @classmethod
     def of(cls, estimate: Estimate | None, *, is_difference: bool = False) -> "Cell":

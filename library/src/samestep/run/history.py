@@ -65,7 +65,10 @@ class History(Logger, L.Callback):
             self._place = {"epoch": known.epoch or 0, "step": known.step or 0}
 
     def last(self) -> dict[str, float]:
-        """The newest value of each metric about learning, and the time of training; no speeds."""
+        """The newest value of each metric about learning, and the time of training; no speeds.
+
+        A metric that is logged per step, and once more as the mean of the epoch, has the mean.
+        """
         newest: dict[str, float] = {}
         seconds: list[float] = []
         for step in sorted(self.rows):
@@ -73,6 +76,10 @@ class History(Logger, L.Callback):
             newest.update(row)
             if "time/epoch_s" in row:
                 seconds.append(row["time/epoch_s"])
+        # The last batch of an epoch says little beside the mean of the validation.
+        for name in list(newest):
+            if f"{name}_epoch" in newest:
+                newest[name] = newest.pop(f"{name}_epoch")
         metrics = {name: newest[name] for name in sorted(newest) if is_result(name)}
         if seconds:
             # From the rows, not from a clock: they survive interruptions. fsum is exact, so the
