@@ -1,5 +1,6 @@
 """The page that a real run leaves, in a real browser."""
 
+import base64
 import html
 import json
 import re
@@ -41,7 +42,14 @@ def test_the_page_of_a_run_is_small_and_has_all_its_parts(digits_run: Path):
     assert path.stat().st_size < 3_000_000
     for title in ("Most confident mistakes", "Confusion matrix"):
         assert f"<h3>{title}</h3>" in text
-    charts = ("loss", "accuracy", "lr", "samples_per_second", "time/epoch_s", "system/cpu_cores")
+    charts = (
+        "loss",
+        "accuracy",
+        "step/lr",
+        "samples_per_second",
+        "time/epoch_s",
+        "system/cpu_cores",
+    )
     for chart in (*charts, "system/memory_gib"):
         assert f"<h3>{chart}</h3>" in text
     assert "What is missing" not in text
@@ -101,6 +109,9 @@ def test_a_browser_shows_the_page_in_both_themes(digits_run: Path, tmp_path: Pat
     assert brightness["dark"] < 70 < 200 < brightness["light"]
 
 
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
 WATCHED = """<script>
 addEventListener("load", async () => {
   const seen = {}, wait = (what) => new Promise((done) => {
@@ -108,6 +119,7 @@ addEventListener("load", async () => {
   });
   const places = [...document.querySelectorAll(".plot")], first = places[0];
   await wait(() => first.dataset.ready);
+  await wait(() => places[5].data);
   seen.titles = places.map((place) => place.closest("figure").ariaLabel);
   seen.ticks = [...first.querySelectorAll(".xtick")].map((tick) => tick.textContent);
   seen.names = first.data.map((trace) => trace.name);
@@ -127,13 +139,24 @@ addEventListener("load", async () => {
   const stars = first.data.filter((trace) => trace.marker?.symbol === "star");
   seen.stars = stars.map((trace) => trace.x[0]);
   document.querySelector(".machine").open = true;
-  await wait(() => places.every((place) => place.dataset.ready));
+  await wait(() => places.slice(0, 5).every((place) => place.dataset.ready));
   const set = (id, change) => {
     change(document.getElementById(id));
     document.getElementById(id).dispatchEvent(new Event("input", { bubbles: true }));
   };
   set("log", (box) => { box.checked = true; });
   seen.log = first.layout.yaxis.type;
+  first.closest("figure").querySelector(".tools [name=log]").click();
+  seen.linear = [first.layout.yaxis.type, places[1].layout.yaxis.type];
+  seen.axes = ["step", "time", "epoch"].map((axis) => {
+    set("axis", (select) => { select.value = axis; });
+    return [first.layout.xaxis.title.text, [...first.data[0].x], first.data[1].x[0]];
+  });
+  seen.csv = csvOf(first.closest("figure"));
+  const { data, layout } = first;
+  seen.png = (await Plotly.toImage({ data, layout })).slice(0, 15);
+  const matrix = document.querySelector(".matrix .plot").data[0];
+  seen.matrix = [matrix.hovertext[1][0], document.querySelector(".matrix img").hidden];
   set("smoothing", (range) => { range.value = 0.5; });
   seen.smooth = first.data[1].y;
   await Plotly.relayout(first, { "xaxis.range[0]": 1.5, "xaxis.range[1]": 2.5 });
@@ -152,10 +175,15 @@ addEventListener("load", async () => {
 @in_a_browser
 @pytest.mark.parametrize("width", [1200, 400])
 def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_path: Path, width):
-    path = page.write(make_run(tmp_path / "one"))
+    run_dir = make_run(tmp_path / "one")
+    (run_dir / "predictions").mkdir()
+    (run_dir / "predictions/counts.png").write_bytes(PIXEL)
+    (run_dir / "predictions/counts.csv").write_text("truth / guess,cat,dog\ncat,3,1\ndog,1,4\n")
+    path = page.write(run_dir)
     path.write_text(path.read_text().replace("</body>", f"{WATCHED}</body>"))
     seen = seen_in(visit(tmp_path, path.as_uri(), f"--window-size={width},900"))
-    assert seen["titles"] == ["loss", "score", "lr", "points_per_second", "time/epoch_s"]
+    charts = ["loss", "score", "lr", "points_per_second", "time/epoch_s"]
+    assert seen["titles"] == [*charts, "counts.png"]
     assert seen["ticks"] == ["1", "2", "3"]
     assert seen["names"][0] == "train/loss"
     assert seen["ranges"][2] == [0.125, 0.375], "a constant lr of 0.25 is no line at 0"
@@ -168,6 +196,15 @@ def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_pa
     assert seen["printed"] == [4, 4, 4], "on paper every curve has its table"
     assert seen["left"] == 0
     assert seen["log"] == "log"
+    assert seen["linear"] == ["linear", "log"]
+    assert seen["axes"] == [
+        ["step", [10, 20, 30], 30], ["time, s", [2, 4, 6], 6], ["epoch", [1, 2, 3], 3],
+    ]  # fmt: skip
+    assert seen["csv"] == (
+        "step,train/loss,val/loss\n10,1,0.5\n20,0.5,0.333333\n30,0.333333,0.25\n"
+    )
+    assert seen["png"] == "data:image/png;"
+    assert seen["matrix"] == ["truth dog, guess cat: 1 of 5 (20.0 %)", True]
     assert seen["smooth"] == pytest.approx([1, 2 / 3, 10 / 21], abs=1e-5)
     assert seen["zoomed"] == [[1.5, 2.5], "auto"]
     assert seen["reachableButHidden"] == 0

@@ -54,7 +54,7 @@ def test_the_list_and_the_curves_follow_the_runs(served: tuple[Path, str]):
     assert "no space &lt;left&gt;" in data["list"]
     assert "first" in data["list"]
     assert data["list"].count(" checked") == 1
-    assert "&#34;x&#34;: [1, 2, 3, 4]" in data["charts"]
+    assert "&#34;x&#34;: [10, 20, 30, 40]" in data["charts"]
     assert data["comparison"] == ""
 
 

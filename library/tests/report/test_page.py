@@ -65,11 +65,39 @@ def test_the_curves_are_data_with_the_best_epoch(tmp_path: Path):
     assert data[0] == {
         "title": "loss", "axis": "epoch",
         "curves": [
-            {"name": "train/loss", "best": 3, "x": [1, 2, 3], "y": [1.0, 0.5, 0.333333]},
-            {"name": "val/loss", "best": 3, "x": [1, 2, 3], "y": [0.5, 0.333333, 0.25]},
+            {"name": "train/loss", "mean": "", "run": 0, "best": 30, "x": [10, 20, 30],
+             "y": [1.0, 0.5, 0.333333]},
+            {"name": "val/loss", "mean": "", "run": 0, "best": 30, "x": [10, 20, 30],
+             "y": [0.5, 0.333333, 0.25]},
         ],
+        "ends": [{"epoch": [1.0, 2.0, 3.0], "step": [10.0, 20.0, 30.0], "time": [2.0, 4.0, 6.0]}],
     }  # fmt: skip
     assert data[2]["curves"][0]["best"] is None, "the learning rate is no result"
+
+
+def test_single_steps_are_behind_the_mean_of_their_epoch(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one")
+    lines = ["epoch,step,time/epoch_s,step/loss,train/loss,train/loss_epoch,val_loss"]
+    for step in range(8):
+        end = f"2,1.0,{step},{4 - step / 2},0.5" if step % 4 == 3 else f",,{step},,"
+        lines.append(f"{step // 4},{step},{end}")
+    # An epoch that is not over.
+    lines.append("2,8,,,8,,")
+    (run_dir / "metrics.csv").write_text("\n".join(lines))
+    loss, of_steps, _ = charts.charts_of([read_run(run_dir)])
+    assert (loss.title, loss.axis) == ("loss", "epoch")
+    curves = {curve["name"]: (curve["mean"], curve["x"], curve["best"]) for curve in loss.curves}
+    assert curves == {
+        "train/loss of single steps": ("train/loss", [1, 2, 3, 4, 5, 6, 7, 8, 9], None),
+        "train/loss": ("", [4, 8], None),
+        "val_loss": ("", [4, 8], None),
+    }
+    assert loss.ends == [{"epoch": [1, 2], "step": [4, 8], "time": [2, 4]}]
+    # One value in each epoch is still a value of a step.
+    assert (of_steps.title, of_steps.axis) == ("step/loss", "step")
+    both = [read_run(run_dir), read_run(make_run(tmp_path / "two"))]
+    (train,) = (chart for chart in charts.charts_of(both) if chart.title == "train/loss")
+    assert [(curve["name"], len(curve["x"])) for curve in train.curves] == [("one", 2), ("two", 3)]
 
 
 def test_over_steps_the_end_of_the_best_epoch_is_marked(tmp_path: Path):
@@ -208,6 +236,34 @@ def test_large_files_are_only_named(tmp_path: Path):
     assert "\N{REPLACEMENT CHARACTER}" in shown["bad.csv"].rows[0][0]
     assert shown["good.csv"].rows == [["id", "text"], ["1", "two\nlines"]]
     assert page.write(run_dir).stat().st_size < 3_000_000 + len(charts.plotly_text())
+
+
+def test_a_table_beside_a_picture_is_drawn_instead(tmp_path: Path):
+    folder = make_run(tmp_path / "one") / "predictions"
+    folder.mkdir()
+    tables = {
+        "counts": "truth / guess,cat,dog\ncat,3,1\ndog,0,4\n",
+        "tiles": 'picture,guess\n"data:image/png;base64,AA==",cat\nhttps://example.org/x.png,dog\n',
+        "words": "name,number\na,one\n",
+        "long": f"picture,guess\n{'x' * 200_000},cat\n",
+        "empty": "",
+    }
+    for name, text in tables.items():
+        (folder / f"{name}.png").write_bytes(b"\x89PNG")
+        (folder / f"{name}.csv").write_text(text)
+    html = report(folder.parent)
+    (matrix,) = (figure for figure in html.all("figure") if figure.get("class") == "matrix")
+    assert json.loads(matrix["data-table"]) == [
+        ["truth / guess", "cat", "dog"], ["cat", "3", "1"], ["dog", "0", "4"]
+    ]  # fmt: skip
+    assert "guess cat" in html.text
+    assert "example.org" not in html.text, "it must not ask a server"
+    shown = [(item.title, bool(item.source)) for item in read_predictions(folder.parent)]
+    # Other tables are shown as before, and the picture too.
+    assert shown == [
+        ("counts.png", True), ("empty.csv", False), ("empty.png", True), ("long.csv", False),
+        ("long.png", True), ("tiles.png", False), ("words.csv", False), ("words.png", True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "metrics.csv", "run.json", "config.yaml"])

@@ -1,6 +1,8 @@
 """Predictions to look at: two pictures of the test, what they show in words, and all guesses."""
 
+import base64
 import csv
+import io
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,12 +13,15 @@ import torch
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from project.data.images import Batch
 from samestep import gather
 
 GRID_IMAGES = 64  # at most
+TILE_SIZE = 96  # pixels of an image in the report
+NUM_MISTAKES = 5  # in words
 
 
 class Prediction(NamedTuple):
@@ -38,6 +43,7 @@ class Predictions(L.Callback):
     - ``confusion_matrix.png``: the images of all ranks, counted.
     - ``guesses.csv``: the guess for each image of all ranks.
     - ``<picture>.txt``: title and description of a picture, for those who cannot see it.
+    - ``<picture>.csv``: its content, which the report draws instead of the picture.
 
     W&B, TensorBoard and MLflow get the pictures, as ``test/grid`` and ``test/confusion_matrix``.
     A test of anything but a ``Batch`` of images leaves nothing.
@@ -86,11 +92,12 @@ class Predictions(L.Callback):
         for old in self.dirpath.glob("grid.*"):
             old.unlink()
         confusion = count_confusion(rows, len(class_names))
-        right, total = int(confusion.diag().sum()), int(confusion.sum())
-        words = f"Confusion matrix\n{right} of {total} test images are right."
+        words = describe_confusion(confusion, class_names)
+        write_confusion(self.dirpath / "confusion_matrix.csv", confusion, class_names)
         self.save(trainer, "confusion_matrix", draw_confusion(confusion, class_names), words)
         if self.grid:
             words = describe_grid(self.grid, num_ranks=len(parts))
+            write_grid(self.dirpath / "grid.csv", self.grid)
             self.save(trainer, "grid", draw_grid(self.grid), words)
 
     def save(self, trainer: Any, name: str, figure: Figure, words: str) -> None:
@@ -116,6 +123,46 @@ def count_confusion(rows: Tensor, num_classes: int) -> Tensor:
     truths, guesses = rows[:, 1].long(), rows[:, 2].long()
     cells = truths * num_classes + guesses
     return cells.bincount(minlength=num_classes**2).view(num_classes, num_classes)
+
+
+def describe_confusion(confusion: Tensor, class_names: list[str]) -> str:
+    """How many images are right, and which classes are mistaken for which most often."""
+    right, total = int(confusion.diag().sum()), int(confusion.sum())
+    text = f"Confusion matrix\n{right} of {total} test images are right."
+    mistakes = confusion - confusion.diag().diag()
+    counts, cells = mistakes.flatten().sort(descending=True, stable=True)
+    named = []
+    for count, cell in zip(counts[:NUM_MISTAKES].tolist(), cells.tolist(), strict=False):
+        truth, guess = divmod(cell, len(class_names))
+        if count:
+            named.append(f"{class_names[truth]} taken for {class_names[guess]} ({count})")
+    if named:
+        text += f" The most frequent mistakes: {', '.join(named)}."
+    return text
+
+
+def write_confusion(path: Path, confusion: Tensor, class_names: list[str]) -> None:
+    """Write the counts as a table with a row for each truth and a column for each guess."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["truth / guess", *class_names])
+        for name, counts in zip(class_names, confusion.tolist(), strict=True):
+            writer.writerow([name, *counts])
+
+
+def write_grid(path: Path, grid: list[Prediction]) -> None:
+    """Write a table with an image in each row, which the report shows with its guess."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["picture", "guess", "truth", "probability"])
+        for p in grid:
+            image = Image.fromarray(p.pixels)
+            # Larger ones would fill the report.
+            image.thumbnail((TILE_SIZE, TILE_SIZE))
+            content = io.BytesIO()
+            image.save(content, "PNG")
+            address = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+            writer.writerow([address, p.guess, p.truth, f"{p.probability:.1%}"])
 
 
 def describe_grid(grid: list[Prediction], num_ranks: int) -> str:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from project.callbacks.pictures import Predictions, draw_grid
 from project.data.images import Batch
+from samestep.report.files import read_predictions
 
 RED = (193, 18, 31)
 
@@ -83,13 +84,31 @@ def test_the_grid_shows_mistakes_only_and_the_surest_first(tested):
     assert (words[1], len(words)) == ("cat\n($\\frac)\n98.7%", 6)
 
 
+def test_the_report_draws_both_pictures_from_tables(tested):
+    *_, folder = tested
+    drawn = {item.title: item for item in read_predictions(folder.parent)}
+    matrix = drawn["Confusion matrix"]
+    assert matrix.rows == [
+        ["truth / guess", "cat", "dog", "$\\frac"],
+        ["cat", "7", "1", "0"], ["dog", "0", "7", "1"], ["$\\frac", "3", "0", "5"],
+    ]  # fmt: skip
+    assert matrix.text == (
+        "19 of 24 test images are right. The most frequent mistakes: $\\frac taken for cat (3), "
+        "cat taken for dog (1), dog taken for $\\frac (1)."
+    )
+    tiles = drawn["Most confident mistakes"].tiles
+    assert tiles[0][1] == "guess cat, truth $\\frac, probability 98.7%"
+    assert len(tiles) == 5
+
+
 def test_a_test_without_mistakes_leaves_no_grid(tmp_path: Path):
     data = Data(torch.tensor([0, 1]), ["0", "1"], num_channels=1)
     run(tmp_path, data, torch.eye(2).flip(0))
     assert (tmp_path / "predictions/grid.png").exists()
     run(tmp_path, data, torch.eye(2))  # the same run, continued
     names = {path.name for path in (tmp_path / "predictions").iterdir()}
-    assert names == {"confusion_matrix.png", "confusion_matrix.txt", "guesses.csv"}
+    of_matrix = {f"confusion_matrix.{suffix}" for suffix in ("csv", "png", "txt")}
+    assert names == {*of_matrix, "guesses.csv"}
 
 
 def test_other_ranks_and_empty_tests_write_nothing(tmp_path: Path):

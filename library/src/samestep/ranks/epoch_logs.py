@@ -4,12 +4,12 @@ Lightning 2.6 keeps the sums of ``self.log`` in private objects, and its checkpo
 them. torchmetrics 1.9 saves the states of rank zero only, without the number of updates.
 """
 
+import re
 import warnings
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 from samestep.ranks import process_group
-from samestep.run.metrics import is_of_training
 
 if TYPE_CHECKING:
     import lightning as L  # takes seconds to import
@@ -27,6 +27,8 @@ FLAGS = "fx", "name", "prog_bar", "logger", "on_step", "enable_graph", "add_data
 """Arguments of ``self.log`` with which a metric is made again."""
 MEAN_HOOK = "epoch_mean"
 """Stands for the hook in which ``log_epoch_means`` logs."""
+OF_TRAINING = re.compile(r"train[/_].+|.+[/_]train|(.+[/_])?loss(_step)?")
+"""What describes the training among the metrics that it logs: ``train/score``, or any loss."""
 END_HOOKS = "on_train_epoch_end", "on_validation_epoch_end", "on_test_epoch_end"
 
 
@@ -305,14 +307,19 @@ def log_epoch_means(trainer: "L.Trainer") -> None:
     loop: Any = trainer.fit_loop.epoch_loop
     results: Any = loop._results
     # A second fit of the same Trainer must not add each value twice.
-    if results.__dict__.setdefault("logs_means_of", trainer) is not trainer:
+    if "logs_means" in results.__dict__:
         return
+    results.logs_means = True
     log = results.log
 
     def log_with_mean(fx: str, name: str, value: Any, **options: Any) -> None:
         log(fx, name, value, **options)
         is_per_step = fx == "training_step" and options["on_step"] and not options["on_epoch"]
-        if not is_per_step or not is_of_training(name) or not isinstance(value, torch.Tensor):
+        if (
+            not is_per_step
+            or not OF_TRAINING.fullmatch(name)
+            or not isinstance(value, torch.Tensor)
+        ):
             return
         if options["reduce_fx"] not in ("mean", torch.mean) or options["rank_zero_only"]:
             return

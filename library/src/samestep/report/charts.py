@@ -2,10 +2,9 @@
 
 import base64
 import gzip
-import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
@@ -18,12 +17,16 @@ MAX_POINTS = 1000  # of a curve; a screen has no more columns of pixels
 PRECISION = 6  # significant places of a point
 
 
+TIME = "time/epoch_s"
+
+
 class Chart(NamedTuple):
     """Curves over the same axis."""
 
     title: str
-    axis: str  # what the axis counts, from 1: epoch or step
-    curves: list[dict[str, Any]]  # of each: name, position of the best epoch, and the points
+    axis: str  # what the axis counts, from 1, unless a reader chooses another: epoch or step
+    curves: list[dict[str, Any]]  # see ``make_curve``
+    ends: list[dict[str, list[float]]]  # where the epochs of each run end, see ``ends_of``
 
     @property
     def is_about_machine(self) -> bool:
@@ -37,27 +40,32 @@ class Column(NamedTuple):
     run: Run
     name: str
     curve: str  # the name of its curve
+    mean: str  # the name of the curve of its means, if it has one value per step; otherwise empty
     rows: Rows  # the rows of the run in which the metric is finite
 
     @property
-    def has_one_value_per_epoch(self) -> bool:
-        """Whether the epoch alone tells the values apart."""
+    def is_over_epochs(self) -> bool:
+        """Whether the epoch alone tells the values apart, or a mean per epoch stands for them."""
         epochs = {row["epoch"] for row in self.rows if "epoch" in row}
-        return len(epochs) == len(self.rows)
+        # A short run may have one step/loss in each epoch, which is no value of the epoch.
+        is_of_steps = self.name.startswith("step/")
+        return bool(self.mean) or (len(epochs) == len(self.rows) and not is_of_steps)
 
 
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
     """The columns of ``metrics.csv`` as charts, results first and the machine last.
 
-    For one run, metrics of the same name share a chart, such as ``train/loss`` and ``val/loss``.
-    For several runs, each metric has a chart with a curve per run. Final metrics of the test and
-    values that are not finite are left out.
+    For one run, metrics of the same name share a chart, such as ``train/loss`` and ``val/loss``,
+    and values of single steps are behind the mean of their epoch. For several runs, each metric has
+    a chart with a curve per run. Final metrics of the test and values that are not finite are left
+    out.
     """
     columns = columns_by_title(runs)
     remove_repeated_lr(columns)
+    ends = {run.run_dir: ends_of(run) for run in runs}
     charts = []
     for title, of_title in columns.items():
-        charts.append(make_chart(title, of_title))
+        charts.append(make_chart(title, of_title, ends))
     return sorted(charts, key=lambda chart: position_of(chart, columns[chart.title]))
 
 
@@ -65,27 +73,39 @@ def columns_by_title(runs: Sequence[Run]) -> dict[str, list[Column]]:
     """The columns that are drawn, by the title of their chart."""
     columns: dict[str, list[Column]] = {}
     for run in runs:
-        for name in names_of(run):
-            rows = [row for row in run.rows if math.isfinite(row.get(name, math.nan))]
-            if not rows:
-                continue
+        for column in columns_of(run):
             # With several runs, a chart of both train/loss and val/loss would mix two questions:
             # which run is better, and whether it overfits. The title names the metric there.
-            title, curve = name, run.name
             if len(runs) == 1:
-                title, curve = title_of(name), name
-            columns.setdefault(title, []).append(Column(run, name, curve, rows))
+                columns.setdefault(title_of(column.name), []).append(column)
+            # The steps of many runs would hide their means.
+            elif not column.mean:
+                own = column._replace(curve=run.name)
+                columns.setdefault(column.curve, []).append(own)
     return columns
 
 
-def names_of(run: Run) -> list[str]:
-    """The metrics of a run that have a curve, sorted."""
-    names: set[str] = set()
+def columns_of(run: Run) -> list[Column]:
+    """The metrics of a run that have a curve, sorted by their names."""
+    rows_of: dict[str, Rows] = {}
     for row in run.rows:
-        names.update(row)
-    names -= {"epoch", "step"}
-    # The test comes once, at the end.
-    return sorted(itertools.filterfalse(is_of_test, names))
+        for name, value in row.items():
+            if math.isfinite(value):
+                rows_of.setdefault(name, []).append(row)
+    columns = []
+    for name in sorted(rows_of.keys() - {"epoch", "step"}):
+        # The test comes once, at the end.
+        if is_of_test(name):
+            continue
+        # train/loss or train/loss_step beside train/loss_epoch.
+        base = name.removesuffix("_step").removesuffix("_epoch")
+        curve, mean = name, ""
+        if f"{base}_epoch" == name and rows_of.keys() & {base, f"{base}_step"}:
+            curve = base
+        elif f"{base}_epoch" in rows_of:
+            curve, mean = f"{base} of single steps", base
+        columns.append(Column(run, name, curve, mean, rows_of[name]))
+    return columns
 
 
 def remove_repeated_lr(columns: dict[str, list[Column]]) -> None:
@@ -105,36 +125,73 @@ def position_of(chart: Chart, columns: Sequence[Column]) -> tuple[bool, bool, in
     return chart.is_about_machine, not has_results, -len(chart.curves), chart.title
 
 
-def make_chart(title: str, columns: Sequence[Column]) -> Chart:
+def make_chart(
+    title: str, columns: Sequence[Column], ends: Mapping[Path, dict[str, list[float]]]
+) -> Chart:
     """A chart over the epochs, or over the steps if an epoch has several values."""
+    runs = [*dict.fromkeys(column.run.run_dir for column in columns)]
     # One axis for all curves: a chart cannot have epochs for one of them and steps for another.
-    is_over_epochs = all(column.has_one_value_per_epoch for column in columns)
+    is_over_epochs = all(column.is_over_epochs for column in columns)
     axis = "epoch" if is_over_epochs else "step"
-    return Chart(title, axis, [make_curve(column, axis) for column in columns])
+    curves = [make_curve(column, runs.index(column.run.run_dir)) for column in columns]
+    return Chart(title, axis, curves, [ends[run_dir] for run_dir in runs])
 
 
-def make_curve(column: Column, axis: str) -> dict[str, Any]:
-    """The name of a curve, its points, and where the best epoch lies on the axis."""
-    # The last row of an epoch wins: over steps, the star stands where the epoch ends.
+def make_curve(column: Column, run: int) -> dict[str, Any]:
+    """The name of a curve, its points over the steps, the step of the best epoch, and its run.
+
+    Args:
+        column: what it shows.
+        run: the position of its run in the chart.
+    """
+    # The last row of an epoch wins: the star stands where the epoch ends.
     ends: dict[float | None, int] = {}
     for row in column.rows:
         if "epoch" in row:
-            ends[row["epoch"] + 1] = int(row[axis]) + 1
+            ends[row["epoch"] + 1] = int(row["step"]) + 1
     best = None
     # A star on the learning rate or the speed would suggest that these were best there.
-    if is_result(column.name):
+    if is_result(column.name) and not column.mean:
         best = ends.get(column.run.status.best_epoch)
     shown = thin_out(column.rows)
-    # metrics.csv counts epochs and steps from 0, the page from 1.
-    x = [int(row[axis]) + 1 for row in shown]
+    # metrics.csv counts steps from 0, the page from 1.
+    x = [int(row["step"]) + 1 for row in shown]
     # Places that a screen cannot show would only make the page larger.
     y = [float(f"{row[column.name]:.{PRECISION}g}") for row in shown]
-    return {"name": column.curve, "best": best, "x": x, "y": y}
+    return {"name": column.curve, "mean": column.mean, "run": run, "best": best, "x": x, "y": y}
+
+
+def ends_of(run: Run) -> dict[str, list[float]]:
+    """Where the epochs of a run end: ``epoch``, ``step`` and ``time`` in seconds, from its start.
+
+    The page draws any curve over any of these axes, with straight lines between the ends.
+    """
+    rows = [row for row in run.rows if "epoch" in row and not all(map(is_of_test, names_of(row)))]
+    # An epoch that is not over has no time. A file of another origin may have none at all.
+    rows = [row for row in rows if TIME in row] or rows
+    seconds = 0.0
+    by_epoch: dict[float, dict[str, float]] = {}
+    for row in rows:
+        seconds += row.get(TIME, 0.0)
+        epoch = row["epoch"] + 1
+        by_epoch[epoch] = {"epoch": epoch, "step": row["step"] + 1, "time": round(seconds, 3)}
+    ends: dict[str, list[float]] = {"epoch": [], "step": [], "time": []}
+    for end in thin_out([*by_epoch.values()]):
+        ends["epoch"].append(end["epoch"])
+        ends["step"].append(end["step"])
+        if seconds:
+            ends["time"].append(end["time"])
+    return ends
+
+
+def names_of(row: Mapping[str, float]) -> list[str]:
+    """The metrics of a row."""
+    return [name for name in row if name not in ("epoch", "step")]
 
 
 def thin_out(rows: Rows) -> Rows:
     """At most ``MAX_POINTS`` rows at even distances, the last row included."""
-    distance = math.ceil(len(rows) / MAX_POINTS)
+    distance = max(1, math.ceil(len(rows) / MAX_POINTS))
     # Counted from the end: the newest value must be among them, the first need not.
     from_last = rows[::-distance]
     return from_last[::-1]

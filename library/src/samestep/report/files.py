@@ -54,6 +54,7 @@ class PredictionFile(NamedTuple):
     text: str = ""  # its text, or the description of a picture
     source: str = ""  # the content of a picture, as a ``data:`` address
     rows: Sequence[Sequence[str]] = ()  # the lines of a table, heading first
+    tiles: Sequence[tuple[str, str]] = ()  # small pictures, as ``data:`` addresses, and captions
 
 
 def read_run(run_dir: Path) -> Run:
@@ -106,14 +107,16 @@ def metrics_if_finished(
 def read_predictions(run_dir: Path) -> list[PredictionFile]:
     """Every picture, table and text in the predictions folder, sorted by name."""
     paths = sorted(run_dir.glob("predictions/[!.]*"))
-    descriptions = {path.with_suffix(".txt") for path in paths if path.suffix in PICTURES}
+    beside = find_files_beside(paths)
     files = []
     bytes_left = MAX_BYTES
     for path in paths:
-        # The text beside a picture is shown with the picture, not a second time on its own.
-        if path in descriptions:
+        # What stands beside a picture is shown with the picture, not a second time on its own.
+        if path in beside:
             continue
         size = path.stat().st_size
+        if path.suffix in PICTURES and path.with_suffix(".csv") in beside:
+            size = max(size, path.with_suffix(".csv").stat().st_size)
         if path.suffix in PICTURES and size <= bytes_left:
             bytes_left -= size
             files.append(read_picture(path))
@@ -125,12 +128,25 @@ def read_predictions(run_dir: Path) -> list[PredictionFile]:
     return files
 
 
-def read_picture(path: Path) -> PredictionFile:
-    """A picture and the text file of the same name, such as ``grid.txt`` beside ``grid.png``.
+def find_files_beside(paths: Sequence[Path]) -> set[Path]:
+    """The text of each picture, and its table if the page can draw that instead of the picture."""
+    beside = set()
+    for path in paths:
+        if path.suffix in PICTURES:
+            beside.add(path.with_suffix(".txt"))
+            table = path.with_suffix(".csv")
+            if table in paths and read_drawing(table):
+                beside.add(table)
+    return beside
 
-    The first line of the text is the title, the others say what the picture shows.
+
+def read_picture(path: Path) -> PredictionFile:
+    """A picture and the files of the same name, such as ``grid.txt`` beside ``grid.png``.
+
+    The first line of the text is the title, the others say what the picture shows. From a table the
+    page draws the picture itself, see ``read_drawing``.
     """
-    text_path = path.with_suffix(".txt")
+    text_path, table_path = path.with_suffix(".txt"), path.with_suffix(".csv")
     text = path.name
     if text_path.exists():
         text = text_path.read_text(errors="replace").strip()
@@ -138,7 +154,39 @@ def read_picture(path: Path) -> PredictionFile:
     content = b64encode(path.read_bytes()).decode()
     source = f"data:{mimetypes.guess_type(path)[0]};base64,{content}"
     # A screen reader needs a description, if only the title.
-    return PredictionFile(title, description or title, source)
+    picture = PredictionFile(title, description or title, source)
+    if table_path.exists():
+        return picture._replace(**read_drawing(table_path))
+    return picture
+
+
+def read_drawing(path: Path) -> dict[str, Any]:
+    """What the page draws from a table: a matrix of numbers, or small pictures; empty for others.
+
+    A matrix has names in its first row and column, and numbers elsewhere. Small pictures have their
+    ``data:`` addresses in a column ``picture``, and the other columns are their captions.
+    """
+    if path.stat().st_size > MAX_BYTES:
+        return {}
+    try:
+        heading, *rows = csv.reader(io.StringIO(path.read_text(errors="replace")))
+    # An empty file has no heading, and a cell may be longer than a reader accepts.
+    except (ValueError, csv.Error):
+        return {}
+    rows = [row for row in rows if len(row) == len(heading)]
+    if "picture" in heading:
+        column = heading.index("picture")
+        tiles = []
+        for row in rows:
+            words = [f"{name} {cell}" for name, cell in zip(heading, row, strict=True)]
+            del words[column]
+            # Any other address would make the page ask a server.
+            if row[column].startswith("data:"):
+                tiles.append((row[column], ", ".join(words)))
+        return {"tiles": tiles, "source": ""} if tiles else {}
+    if rows and all(cell.isdecimal() for row in rows for cell in row[1:]):
+        return {"rows": [heading, *rows]}
+    return {}
 
 
 def read_table_or_text(path: Path) -> PredictionFile:

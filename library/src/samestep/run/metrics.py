@@ -51,11 +51,6 @@ def is_of_test(name: str) -> bool:
     return re.fullmatch(r"test[/_].+|.+[/_]test", name) is not None
 
 
-def is_of_training(name: str) -> bool:
-    """Whether a metric that the training logs describes it: ``train/accuracy``, or any loss."""
-    return re.fullmatch(r"train[/_].+|.+[/_]train|(.+[/_])?loss(_step)?", name) is not None
-
-
 def _read_table(path: Path) -> tuple[Rows, str | None]:
     """The rows of a table, and why it cannot be read if it cannot."""
     try:
