@@ -36,7 +36,11 @@ class Grid:
     @property
     def finished(self) -> list[str]:
         """The runs that are finished."""
-        return [name for name, status in self.records.items() if status.state == record.FINISHED]
+        names = []
+        for name, status in self.records.items():
+            if status.state == record.FINISHED:
+                names.append(name)
+        return names
 
     def state(self) -> str:
         """How many runs are finished, and how many are in other states."""
@@ -45,8 +49,9 @@ class Grid:
             status = self.records.get(run_id)
             if status is None:
                 # Its configuration may have been rejected, or it has not begun.
-                has_failed = bool(jobs.read_outcome(self.folder, run_id).why)
-                state = record.FAILED if has_failed else "missing"
+                state = "missing"
+                if jobs.read_outcome(self.folder, run_id).why:
+                    state = record.FAILED
             else:
                 state = status.state
             counts[state] = counts.get(state, 0) + 1
@@ -58,10 +63,11 @@ class Grid:
     def best(self) -> record.Record | None:
         """The record of the run with the best value, if all have the same monitor."""
         statuses = [status for status in self.records.values() if status.best is not None]
+        # Values of different metrics cannot be compared.
         if len({(status.monitor, status.mode) for status in statuses}) != 1:
             return None
-        sign = -1 if statuses[0].mode == "min" else 1
-        return max(statuses, key=lambda status: sign * (status.best or 0))
+        choose = min if statuses[0].mode == "min" else max
+        return choose(statuses, key=lambda status: status.best or 0)
 
 
 def find_grids(folder: Path, records: Mapping[str, record.Record]) -> dict[str, Grid]:
@@ -102,6 +108,7 @@ def compare_values(grid: Grid) -> Tables:
         row = [Cell(values.get(key, "")) for key in keys]
         row.append(Cell(count_of(len(finished), len(run_ids))))
         rows.append([*row, *estimate_metrics(finished, names)])
+    # Behind the values and the number of runs.
     for column, name in enumerate(names, start=len(keys) + 1):
         cells = [row[column] for row in rows[1:]]
         if any(cell.estimate for cell in cells):
@@ -121,7 +128,10 @@ def group_by_values(
     keys: dict[str, None] = {}
     groups: dict[Combination, list[str]] = {}
     for run_id, values in values_of.items():
-        others = {key: value for key, value in values.items() if not SEED.fullmatch(key)}
+        others = {}
+        for key, value in values.items():
+            if not SEED.fullmatch(key):
+                others[key] = value
         keys |= dict.fromkeys(others)
         groups.setdefault(tuple(sorted(others.items())), []).append(run_id)
     return [*keys], groups
