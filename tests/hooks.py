@@ -203,6 +203,7 @@ LONG_FILES = {
         "library/tests/test_verify.py",
         "tests/labs/test_elastic.py",
         "tests/labs/test_faults.py",
+        "tests/labs/test_grids.py",
         "tests/scripts/test_sweep.py",
         "tests/test_copies.py",
         "tests/test_start.py",
