@@ -27,7 +27,7 @@ TABLE = {
     ),
     KeyScope.PER_NODE: (
         r"(cluster|local|callbacks\.artifacts)(\..+)?",
-        r"trainer\.(devices|num_nodes|accelerator|profiler(\..+)?)",
+        r"trainer\.(devices|num_nodes|accelerator|(notice|profiler)(\..+)?)",
         r"callbacks\.\w+\.(every_\w+|max_skipped)",
     ),
     KeyScope.COSMETIC: (

@@ -50,6 +50,7 @@ from samestep.ranks import (
     compat,
     environment,
     failure,
+    notices,
     preflight,
     process,
     process_group,
@@ -102,6 +103,9 @@ class Trainer(L.Trainer):
         timeout_s: seconds that a step may take, and that a rank waits for the others.
         save_every_s: seconds of training that a killed run repeats at most; ``auto``: training may
             wait for saves for one percent of its time, and saves every 2 to 300 s.
+        notice: what announces that this machine will be taken away, after which the run saves at
+            once and goes on: ``file:PATH`` (a file that appears), ``aws``, ``gcp``, or a function
+            that returns the text of a notice, or None.
         shares: how much of each batch a rank gets: ``equal``, ``auto``, or numbers.
         split_batches: let ``batch_size`` of ordinary DataLoaders count samples per step over all
             ranks, each of which gets a slice of every batch; otherwise it counts them per rank.
@@ -136,6 +140,7 @@ class Trainer(L.Trainer):
         allow_changes: Sequence[str] = (),
         timeout_s: float = 300.0,
         save_every_s: Seconds = AUTO,
+        notice: str | Callable[[], str | None] | None = None,
         shares: str | Sequence[float] = "equal",
         split_batches: bool = False,
         allow: Sequence[str] = (),
@@ -164,6 +169,7 @@ class Trainer(L.Trainer):
         process.make_streams_safe()
         arguments.check_options({**options, "strategy": strategy, "mode": mode})
         plugins, unused = arguments.take_unused(options, plugins, run_dir)
+        self._ask_for_notice = notices.source_of(notice)
         environment.use_srun_ranks()
         arguments.check_callbacks(own)
         self.spec: RunSpec = replace(
@@ -291,7 +297,10 @@ class Trainer(L.Trainer):
                 if not self.spec.saves_nothing:
                     self._begin_logs()
                 compat.on_compiling(wall_time.begin_compile, wall_time.end_compile)
-                with fit_checks.already_set_up(datamodule):
+                with (
+                    fit_checks.already_set_up(datamodule),
+                    notices.watching(self._ask_for_notice),
+                ):
                     loaders = train_dataloaders, val_dataloaders, datamodule
                     super().fit(model, *loaders, ckpt_path=ckpt_path)
                 self._left = model, sums_of_weights(model)

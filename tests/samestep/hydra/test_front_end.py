@@ -22,8 +22,8 @@ def test_secrets_stay_out_of_the_saved_configuration(
     overrides = ["data.mirror=http://me:hidden456@host/sesame-open-123"]
     lifecycle.open_directory(spec(*overrides), ["train.py", *overrides])
     for path in (tmp_path / "test").rglob("*.*"):
-        assert "sesame-open-123" not in path.read_text(), path
-        assert "hidden456" not in path.read_text(), path
+        assert b"sesame-open-123" not in path.read_bytes(), path
+        assert b"hidden456" not in path.read_bytes(), path
     assert find_changes(spec(*overrides)) == {}
     saved = yaml.safe_load((tmp_path / "test/config.yaml").read_text())
     assert (saved["run_dir"], saved["model"]["num_classes"]) == (f"{tmp_path}/test", 10)

@@ -221,7 +221,7 @@ class Checkpoints(Checkpoint):
         if signum:
             raise Stopped(signum)
         if agreed.asked:
-            print_note(trainer, f"Saved after step {trainer.global_step}, as a signal has asked.")
+            print_note(trainer, f"Saved after step {trainer.global_step}, as was asked.")
 
     def _is_due(self) -> bool:
         """Whether this rank would save: for its best weights, or because time has passed."""

@@ -13,6 +13,7 @@ KEYS = {
     "shares": "cluster.shares",
     "shutdown_s": "cluster.shutdown_s",
     "allow": "trainer.allow",
+    "notice": "trainer.notice",
     "monitor": "callbacks.checkpoints.monitor",
     "mode": "callbacks.checkpoints.mode",
     "save_every_s": "callbacks.checkpoints.every_s",

@@ -9,8 +9,9 @@ Read in this order: ``environment`` (who am I), ``process_table`` (other process
 ``sharded`` (a part of the model on each rank),
 ``devices`` and ``gradients`` (what a GPU computes, and nothing waits for), ``strategies`` (how
 Lightning trains on these ranks), ``preflight`` (checks before the first step), ``stopping``,
-``child_signals`` and ``requeue`` (signals), ``heartbeat`` (progress, and the end of ranks that
-hang), ``failure`` and ``process`` (errors, output and exit codes), ``forked`` (what must leave no
-trace), ``secrets`` (what is never printed), ``epoch_logs`` (logged values over the ranks) and
-``compat`` (private names of other libraries; ``samestep.loops`` has those of Lightning's loops).
+``child_signals``, ``requeue`` and ``notices`` (signals and other requests), ``heartbeat``
+(progress, and the end of ranks that hang), ``failure`` and ``process`` (errors, output and exit
+codes), ``forked`` (what must leave no trace), ``secrets`` (what is never printed), ``epoch_logs``
+(logged values over the ranks) and ``compat`` (private names of other libraries; ``samestep.loops``
+has those of Lightning's loops).
 """

@@ -72,7 +72,7 @@ class Agreement(NamedTuple):
     busy: bool = False
     """A rank still writes the checkpoint before."""
     asked: bool = False
-    """A signal asks to save."""
+    """A signal or a notice asks to save."""
     requeue: bool = False
     """A signal asks to save, to queue the job of Slurm again, and to stop."""
 
@@ -167,6 +167,11 @@ def check() -> None:
         signum = int(collectives.all_reduce(torch.tensor(signum), dist.ReduceOp.MAX))
     if signum:
         raise Stopped(signum)
+
+
+def ask_to_save() -> None:
+    """Let all ranks save before the next step, and go on; any thread may call this."""
+    _State.is_asked = True
 
 
 def _ask(signum: int, frame: FrameType | None) -> None:
