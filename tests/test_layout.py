@@ -65,7 +65,7 @@ LEVELS = [
     ["command_line", "losses", "metrics"],
     ["data", "run", "node"],
     ["grid", "loggers"],
-    ["callbacks", "report"],
+    ["callbacks", "report", "resumed_loggers"],
     ["loops"],
     ["arguments", "fit_checks"],
     ["verify"],
@@ -121,6 +121,7 @@ CORE = {
     "fit_checks",
     "lightning_patch",
     "option_names",
+    "resumed_loggers",
     "trainer",
     "verify",
 }

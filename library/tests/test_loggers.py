@@ -320,6 +320,11 @@ def rows_of_csv(run_dir: Path) -> list[dict[str, str]]:
 
 
 def records_of_wandb(run_dir: Path) -> list[Any]:
+    (path,) = run_dir.glob("wandb/offline-run-*/run-mine.wandb")
+    return read_wandb(path)
+
+
+def read_wandb(path: Path) -> list[Any]:
     """What W&B has written for `wandb sync`: LevelDB's format of logs, after a header of 7 bytes.
 
     A block of 32 KiB holds pieces: checksum (4 bytes), length (2), kind (1), and the data. Kinds:
@@ -327,7 +332,6 @@ def records_of_wandb(run_dir: Path) -> list[Any]:
     """
     from wandb.proto import wandb_internal_pb2  # takes a second, in each process of pytest-xdist
 
-    (path,) = run_dir.glob("wandb/offline-run-*/run-mine.wandb")
     content, position, pieces, records = path.read_bytes(), 7, b"", []
     while position + 7 <= len(content):
         left = 32768 - position % 32768

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from samestep import arguments, fit_checks, loops, option_names
+from samestep import arguments, fit_checks, loops, option_names, resumed_loggers
 from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.checkpoints import Checkpoints, keep_scores, progress_of
 from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights, sum_of_bits
@@ -49,6 +49,7 @@ from samestep.node import agent, device_option
 from samestep.ranks import (
     compat,
     environment,
+    epoch_logs,
     failure,
     notices,
     preflight,
@@ -213,6 +214,7 @@ class Trainer(L.Trainer):
         self._left: tuple[L.LightningModule | None, list[int]] = None, []
         self._test_follows = False
         self._was_finished = False
+        self._has_trained = False  # in this process
         self._history = History(run_dir)
         self._has_config = bool(added.config)
         self._config = config
@@ -225,6 +227,7 @@ class Trainer(L.Trainer):
         if compat.of_kind(own, ShowsProgress):
             options.setdefault("enable_progress_bar", False)
         trackers = arguments.trackers_of(logger) or [NullLogger(str(run_dir))]
+        resumed_loggers.take_places(trackers, run_dir)
         # Under torchrun its ranks count, and not what the script says.
         where = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         where |= strategies.topology(self.spec, strategy)
@@ -295,7 +298,8 @@ class Trainer(L.Trainer):
                 self.num_sanity_val_steps = 0
             with self._recorded(ends_run=not self._test_follows):
                 if not self.spec.saves_nothing:
-                    self._begin_logs()
+                    self._begin_logs(ckpt_path)
+                self._has_trained = True
                 compat.on_compiling(wall_time.begin_compile, wall_time.end_compile)
                 with (
                     fit_checks.already_set_up(datamodule),
@@ -433,14 +437,32 @@ class Trainer(L.Trainer):
         for copy in compat.callbacks_of(self, KeepsCopy):
             copy.flush()
 
-    def _begin_logs(self) -> None:
+    def _begin_logs(self, ckpt_path: str | None) -> None:
         """Open the files of this rank: its log, and those of the trackers."""
         log_to_files(self.spec.run_dir)
-        if self.spec.make_loggers is None:
+        if self.spec.make_loggers is not None:
+            trackers = self.spec.make_loggers() if self.is_global_zero else []
+            resumed_loggers.take_places(trackers, self.spec.run_dir)
+            # A module sees the first.
+            self.loggers = [*(trackers or [NullLogger(str(self.spec.run_dir))]), self._history]
+        if self.is_global_zero:
+            resumed_loggers.resume(self.loggers, self.spec.run_dir, ckpt_path)
+
+    @contextmanager
+    def _logging_once(self, stage: str) -> Iterator[None]:
+        """Let an evaluation log at the step of the run, and not again in what has its results."""
+        if self._has_trained or self.spec.saves_nothing:
+            yield
             return
-        trackers = self.spec.make_loggers() if self.is_global_zero else []
-        # A module sees the first.
-        self.loggers = [*(trackers or [NullLogger(str(self.spec.run_dir))]), self._history]
+        loggers = self.loggers
+        if on_rank_zero(resumed_loggers.is_repeated, self.spec.run_dir, stage):
+            self.loggers = [NullLogger(str(self.spec.run_dir)), self._history]
+        epoch_logs.set_logged_steps(self, record.read(self.spec.run_dir).step or 0)
+        try:
+            yield
+        finally:
+            self.loggers = loggers
+            epoch_logs.set_logged_steps(self, 0)
 
     def _leave_alone(self) -> None:
         """Say that the run is finished, and let scripts read what they read after training."""
@@ -529,8 +551,11 @@ class Trainer(L.Trainer):
         if has_no_path and not self.spec.saves_nothing:
             given["ckpt_path"] = self._find_checkpoint(asked, given["model"])
             self._history.read(record.read(self.spec.run_dir))
-        with wall_time.spend(wall_time.VALIDATION):
+        stage = function.__name__
+        with self._logging_once(stage), wall_time.spend(wall_time.VALIDATION):
             results = function(**given)
+        if self.is_global_zero and not self.spec.saves_nothing:
+            resumed_loggers.note_evaluation(self.spec.run_dir, stage)
         self._left = given["model"], sums_of_weights(given["model"])
         return results
 

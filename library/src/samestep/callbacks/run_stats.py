@@ -160,6 +160,8 @@ def log_values(trainer: L.Trainer, values: dict[str, float], row: int) -> None:
     # Not by ``pl_module.log``, which would turn 0.01 into 0.009999999776482582.
     for logger in trainer.loggers:
         logger.log_metrics(values, step=row)
+        # As Lightning does: a process that is killed then loses none of them.
+        logger.save()
 
 
 def first_lr(trainer: L.Trainer) -> Any:

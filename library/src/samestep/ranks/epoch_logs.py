@@ -237,6 +237,17 @@ def num_logged_steps(trainer: "L.Trainer") -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
+def num_logged_steps_of(checkpoint: dict[str, Any]) -> int:
+    """``num_logged_steps`` of a run that continues from this checkpoint."""
+    loop: dict[str, Any] = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+    return int(loop["_batches_that_stepped"])
+
+
+def set_logged_steps(trainer: "L.Trainer", step: int) -> None:
+    """Let Lightning 2.6 log what an evaluation logs as of this step: it has not trained."""
+    trainer.fit_loop.epoch_loop._batches_that_stepped = step
+
+
 def collect_logs(trainer: "L.Trainer") -> Logs:
     """The sums of each metric that the training logs for an epoch, for a checkpoint."""
     merge_saved_logs(trainer)

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import Logger
 
-from samestep.ranks import environment
+from samestep.ranks import environment, epoch_logs
 from samestep.run.files import WriteError, write_text, writing
 from samestep.run.metrics import is_result, read_history
 from samestep.run.record import Record
@@ -111,8 +111,7 @@ class History(Logger, L.Callback):
             return  # a test loads the best checkpoint, which must not shorten the history
         self._place = {}
         # Not the global step: with manual optimization a batch may have no optimizer step, or two.
-        loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
-        num_steps = loop["_batches_that_stepped"]
+        num_steps = epoch_logs.num_logged_steps_of(checkpoint)
         self.rows = {}
         for step, row in checkpoint["history"].items():
             if step < num_steps:

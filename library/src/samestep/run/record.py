@@ -43,6 +43,8 @@ class Record(NamedTuple):
     limits: Mapping[str, Any] = {}  # max_epochs and so on: raising one resumes a finished run
     notes: str = ""  # free text
     tags: Sequence[str] = ()  # to filter lists of runs
+    trackers: Mapping[str, Any] = {}  # versions, or ids, of Lightning's loggers
+    evaluated: Sequence[str] = ()  # what the trackers have of a finished run, such as test
     results: str | None = None  # SHA-256 of metrics.json, while the run is finished
     # what repeated batches were compared with: step, batches, result, note; newest last
     repeats: Sequence[Mapping[str, Any]] = ()
@@ -71,9 +73,9 @@ class Record(NamedTuple):
         return versions
 
 
-LISTS = dict.fromkeys(("shares", "tags", "repeats", "ends", "starts"), list)
+LISTS = dict.fromkeys(("shares", "tags", "evaluated", "repeats", "ends", "starts"), list)
 # The annotations say Sequence and Mapping; JSON has lists and objects.
-TYPES = Record.__annotations__ | {"limits": dict, **LISTS}
+TYPES = Record.__annotations__ | {"limits": dict, "trackers": dict, **LISTS}
 
 
 def read(run_dir: Path) -> Record:
@@ -117,8 +119,21 @@ def update(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
     if spent is not None:
         *before, newest = new["starts"]
         new["starts"] = [*before, {**newest, "spent": spent}]
+    _write(run_dir, new)
+
+
+def add(run_dir: Path, **facts: Any) -> None:
+    """Write fields of ``Record`` that say nothing about the state; on rank zero only.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    _write(run_dir, {**(read_json(run_dir / FILE) or {}), **facts})
+
+
+def _write(run_dir: Path, content: Mapping[str, Any]) -> None:
     # A field of a newer version, which this one does not know, is dropped here.
-    in_order = {name: new[name] for name in Record._fields if name in new}
+    in_order = {name: content[name] for name in Record._fields if name in content}
     write_text(run_dir / FILE, json.dumps(in_order, indent=2) + "\n")
 
 
