@@ -3,16 +3,11 @@
 All that two ranks do is one program, and so is what three do.
 """
 
-import errno
-import os
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch import callbacks as of_lightning
@@ -26,7 +21,6 @@ from library.tests.kit import (
     Net,
     batches,
     check_exact,
-    check_same,
     fit,
     make_spec,
     on_ranks,
@@ -44,9 +38,7 @@ from samestep.run.checkpoint import (
     AtomicCheckpointIO,
     CheckpointError,
     load,
-    write_atomic,
 )  # fmt: skip
-from samestep.run.files import WriteError, writing
 from samestep.run.manifest import read, verify
 
 SHARDED: dict[str, Any] = {"strategy": "fsdp", "gradient_clip_val": 0.5, "monitor": "val_loss"}
@@ -139,26 +131,6 @@ class NanOnOneRank(Plain):
         return loss * float("nan") if (self.global_step, self.global_rank) == (5, 1) else loss
 
 
-class SlowDisk(L.Callback):
-    """Lets no shard be written before step 8, and says what is there meanwhile."""
-
-    def __init__(self, last: Path) -> None:
-        self.last, self.may_write = last, threading.Event()
-        self.seen: dict[int, int | None] = {}  # the step of last.ckpt in each step
-
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        step, own = trainer.global_step, read(self.last)
-        self.seen[step] = own.global_step if own else None
-        if step == 8:
-            self.may_write.set()
-            while trainer.strategy.checkpoint_io.is_writing():
-                time.sleep(0.01)
-
-    def write(self, *what: Any) -> None:
-        self.may_write.wait()
-        write_atomic(*what)
-
-
 def data() -> Any:
     return batches(24, 5)
 
@@ -215,35 +187,6 @@ def adds_up() -> bool:
     """What gloo of torch 2.8 says, after the ranks have met as they do there."""
     dist.barrier()
     return False
-
-
-def on_slow_disks(folder: str) -> None:
-    root = Path(folder)
-    options = SHARDED | {"monitor": None, "save_every_s": 1e9, "max_epochs": 3}
-    slow = SlowDisk(root / "slow/checkpoints/last.ckpt")
-    with mock.patch.object(checkpoint, "write_atomic", slow.write):
-        fit(root / "slow", Net, data, callbacks=lambda: [slow], **options)
-    assert [slow.seen[step] for step in (5, 6, 7, 8, 9)] == [None, None, None, None, 5]
-    assert manifest.read(slow.last).global_step == 15
-
-    # Killed while it writes, a run starts over; killed later, it continues from what was written.
-    slow = SlowDisk(root / "kill/checkpoints/last.ckpt")
-    killed = {"how": "SIGKILL", "callbacks": lambda: [slow], **options}
-    with mock.patch.object(checkpoint, "write_atomic", slow.write):
-        parts = fit(root / "kill", Net, data, [(1, 1), (1, 4)], **killed)
-    assert [part.seen[0][:2] for part in parts] == [(0, 0), (0, 0), (1, 0)]
-    check_same(root / "kill", root / "slow")
-
-    def fail(content: Any, target: Path, known: Any) -> None:
-        with writing(target):
-            if environment.rank() == 1:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with (
-        mock.patch.object(checkpoint, "write_atomic", fail),
-        pytest.raises(WriteError, match=r"rank 1: .*1\.shard cannot be written: No space left"),
-    ):
-        fit(root / "full", Net, data, **SHARDED)
 
 
 def on_three_ranks(folder: str) -> None:
@@ -309,13 +252,6 @@ def test_sharded_runs(tmp_path: Path):
         for name in ("step/gradient_norm", "val_loss"):
             if theirs[name] or ours[name]:
                 assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-4), name
-
-
-@averages
-def test_training_goes_on_while_shards_are_written(tmp_path: Path):
-    """A save of step 5 lasts until step 8; then it holds what it should, or ends the run."""
-    done = on_ranks(on_slow_disks, str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("moment", ["before its shards are verified", "before they are read"])

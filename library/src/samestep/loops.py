@@ -433,6 +433,12 @@ class FitLoop(_FitLoop):
         if self.checkpoints is not None:
             self.checkpoints.end_epoch(self.trainer)
 
+    def on_run_end(self) -> None:
+        """Complete the last checkpoint, and let the hooks of the end find it."""
+        if self.checkpoints is not None:
+            self.checkpoints.end_run(self.trainer)
+        super().on_run_end()
+
     def on_save_checkpoint(self) -> dict[str, Any]:
         """Add the states of the loaders as of the next step, not of what was read ahead."""
         state: dict[str, Any] = super().on_save_checkpoint()

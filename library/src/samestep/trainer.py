@@ -102,8 +102,8 @@ class Trainer(L.Trainer):
             ``tags`` (a list) in it are kept, and may change.
         allow_changes: full keys of ``config`` that may have changed when the run continues.
         timeout_s: seconds that a step may take, and that a rank waits for the others.
-        save_every_s: seconds of training that a killed run repeats at most; ``auto``: training may
-            wait for saves for one percent of its time, and saves every 2 to 300 s.
+        save_every_s: seconds of training that a killed run repeats at most; ``auto``: saves cost
+            one percent of the time of training, and come every 2 to 300 s.
         notice: what announces that this machine will be taken away, after which the run saves at
             once and goes on: ``file:PATH`` (a file that appears), ``aws``, ``gcp``, or a function
             that returns the text of a notice, or None.

@@ -212,9 +212,13 @@ def test_a_run_that_chooses_when_it_saves_continues_from_there(
     monkeypatch.setattr(save_interval, "FRACTION", 1e9)
     options: dict[str, Any] = {"how": "SIGKILL", "save_every_s": "auto"}
     _, parts = check_exact(tmp_path, Net, batches, (0, 2), (1, 1), **options)
-    assert [part.seen[0][:2] for part in parts] == [(0, 0), (0, 2), (1, 1)]
+    first, second, third = (part.seen[0][:2] for part in parts)
+    # A save that is due while the one before is written comes a step later.
+    assert first == (0, 0)
+    assert second in {(0, 1), (0, 2)}
+    assert third in {(1, 0), (1, 1)}
     # Once in each start: the one of the other run, and three of this one.
-    assert capsys.readouterr().out.count("(save_every_s=auto): training waits") == 4
+    assert capsys.readouterr().out.count("(save_every_s=auto): a save costs") == 4
 
     known = record.read(tmp_path / "parts")
     assert known.save_price_s > 0

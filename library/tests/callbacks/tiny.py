@@ -106,6 +106,8 @@ def killed_before_the_link() -> Iterator[None]:
 
     def commit_or_die(checkpoints: Checkpoints, trainer: L.Trainer) -> None:
         if checkpoints._due and trainer.current_epoch == 2:
+            checkpoints._checkpoint_io.wait()
+            checkpoints._due = None
             raise Killed
         commit(checkpoints, trainer)
 

@@ -26,10 +26,13 @@ from samestep.run.manifest import Manifest
 WEIGHTS = torch.arange(50_000.0)
 
 
-def save(path: Path, number: int, best: int | None = None) -> None:
+def save(path: Path, number: int, best: int | None = None, *, in_background: bool = False) -> None:
     content = {"global_step": number, "state_dict": {"weights": WEIGHTS}, "loops": {}}
     content |= {"callbacks": {}, "best_step": best}
-    AtomicCheckpointIO().save_checkpoint(content, path)
+    io = AtomicCheckpointIO()
+    io.in_background = in_background
+    io.save_checkpoint(content, path)
+    io.commit()
 
 
 def record(run_dir: Path, run_id: str, *configs: str) -> None:
@@ -72,9 +75,10 @@ def test_a_seal_is_the_comment_of_a_zip_file_that_torch_reads(tmp_path: Path):
         assert torch.load(path, mmap=mmap)["state_dict"]["weights"].equal(WEIGHTS)
 
 
+@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_valid_checkpoint_exists_at_every_instant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
 ):
     """Dies before each write, flush and rename of a save, in turn, until one save gets through."""
 
@@ -97,7 +101,7 @@ def test_a_valid_checkpoint_exists_at_every_instant(
         dying(owner, name)
 
     def save_both(number: int) -> None:
-        save(tmp_path / "last.ckpt", number)
+        save(tmp_path / "last.ckpt", number, in_background=in_background)
         link_file(tmp_path / "last.ckpt", tmp_path / "best.ckpt")
 
     left = 0
@@ -315,12 +319,13 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_is_one_message_and_keeps_what_was_there(small_disk: Path):
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_full_disk_is_one_message_and_keeps_what_was_there(small_disk: Path, in_background: bool):
     save(small_disk / "last.ckpt", 1)
     save(small_disk / "last.ckpt", 2)
     (small_disk / "other").write_bytes(bytes(600_000 - 2**16))
     with pytest.raises(WriteError, match=r"No space left on device.*Free some space"):
-        save(small_disk / "last.ckpt", 3)
+        save(small_disk / "last.ckpt", 3, in_background=in_background)
     assert load(newest(small_disk)) == 2
     assert not list(small_disk.glob(".*partial"))
 

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from samestep.errors import ConfigError
+from samestep.ranks import environment
 from samestep.run.save_interval import SaveInterval
 
 
@@ -25,7 +26,7 @@ def save(interval: SaveInterval, clock: list[float], *seconds: float) -> None:
         clock[0] += 1000  # training goes on while it is written, which costs nothing
         with interval.training_waits():
             clock[0] += each
-    interval.complete()
+    interval.complete(0)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,22 @@ def test_an_interval_pays_for_the_save_before_it(clock, price, seconds):
     assert interval.seconds == pytest.approx(3)
     for later, is_due in ((2.9, False), (0.2, True)):
         clock[0] += later
-        assert interval.is_due() == is_due
+        assert interval.is_due(is_writing=False) == is_due
+    assert not interval.is_due(is_writing=True)
+    given = SaveInterval(5)
+    clock[0] += 6
+    assert given.is_due(is_writing=True)
     assert interval.waited_s == pytest.approx(sum(price) + 0.03)
+
+
+def test_the_time_of_the_thread_that_writes_is_a_part_of_the_price(clock, monkeypatch):
+    monkeypatch.setattr(environment, "cpus_per_rank", lambda: 4)
+    interval = SaveInterval("auto")
+    with interval.saving():
+        clock[0] += 0.1
+    interval.complete(0.4)
+    assert interval.seconds == pytest.approx(20)
+    assert interval.waited_s == pytest.approx(0.1)
 
 
 def test_the_first_save_is_priced_as_on_a_slow_disk(clock):
@@ -58,7 +73,7 @@ def test_the_first_save_is_priced_as_on_a_slow_disk(clock):
 def test_the_choice_is_announced_once_and_never_where_the_user_has_chosen(clock):
     interval = SaveInterval("auto")
     save(interval, clock, 0.04)
-    text = "Saving every 4 s (save_every_s=auto): training waits 0.04 s for a save"
+    text = "Saving every 4 s (save_every_s=auto): a save costs 0.04 s of training"
     assert interval.find_announcement() == text
     save(interval, clock, 9)
     assert interval.find_announcement() is None

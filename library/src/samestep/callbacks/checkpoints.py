@@ -1,9 +1,9 @@
 """Save, link, repair: how a run keeps the checkpoints from which it continues.
 
 - **Save.** ``last.ckpt`` is saved between two optimizer steps, and when an epoch is over;
-  ``samestep.loops`` calls ``Checkpoints`` there. No other checkpoint is ever written. A sharded one
-  is copied, and written while training continues; it appears before the next step for which all
-  ranks have written their shards.
+  ``samestep.loops`` calls ``Checkpoints`` there. No other checkpoint is ever written. It is copied,
+  and written while training continues. Before the next step for which all ranks have written what
+  they save, the checkpoint is committed: it gets all its names, on all nodes.
 - **Link.** If the saved weights are the best ones or those of an epoch to keep, the file gets a
   second name: ``best.ckpt``, ``epoch-0002.ckpt``. Nodes that do not see the directory get a copy of
   each.
@@ -16,6 +16,7 @@ import math
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -30,7 +31,7 @@ from torch.nn.parameter import is_lazy
 from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.callbacks.stand_ins import StandIns
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
 from samestep.option_names import option, setting
 from samestep.ranks import compat, environment, stopping
 from samestep.ranks.compat import callbacks_of, read_saver, set_saver
@@ -112,6 +113,7 @@ class Checkpoints(Checkpoint):
         self._stand_ins: StandIns | None = None
         self._save_time = SaveTime()
         self._compiled_code = CompiledCode(self.folder)
+        self._has_told_lack = False
         self._due: list[Path] | None = None  # names of the checkpoint that is being written
         self._has_ended = False
         self._set_up_at = datetime.now(UTC)
@@ -215,17 +217,17 @@ class Checkpoints(Checkpoint):
         if must_save and has_new_step:
             self._save(trainer)
         elif not agreed.busy:
-            # All ranks have written their shards of the checkpoint before.
             self._commit(trainer)
         signum = self._signal_to_stop(trainer, agreed)
         if signum:
             raise Stopped(signum)
         if agreed.asked:
+            self._commit(trainer)
             print_note(trainer, f"Saved after step {trainer.global_step}, as was asked.")
 
     def _is_due(self) -> bool:
         """Whether this rank would save: for its best weights, or because time has passed."""
-        return self._has_improved or self.interval.is_due()
+        return self._has_improved or self.interval.is_due(is_writing=self._due is not None)
 
     def _signal_to_stop(self, trainer: L.Trainer, agreed: stopping.Agreement) -> int:
         """The signal with which all ranks stop now; 0 for none. Every rank calls this."""
@@ -267,18 +269,20 @@ class Checkpoints(Checkpoint):
         self._record(trainer, trainer.current_epoch)
         stopping.check()
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Wait for the last checkpoint: the test after it needs it."""
+    def end_run(self, trainer: L.Trainer) -> None:
+        """Complete the last checkpoint, which callbacks and the test read; on all ranks."""
         self._commit(trainer)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Commit the checkpoint with which all ranks have agreed to stop."""
-        if isinstance(exception, Interrupted):
-            print_note(trainer, self._describe_loss(trainer))
         if not isinstance(exception, Stopped):
-            return  # it may be on one rank only, and committing needs all of them
+            # It may be on one rank only, and committing needs all of them.
+            self._keep_written(trainer)
+            if isinstance(exception, Interrupted):
+                print_note(trainer, self._describe_loss(trainer))
+            return
         self._commit(trainer)
         print_note(trainer, f"Stopped by {exception.name} after step {trainer.global_step}; saved.")
 
@@ -462,8 +466,6 @@ class Checkpoints(Checkpoint):
         self._commit(trainer)
         with self.interval.saving():
             self._write(trainer)
-        if self._checkpoint_io.pending is None:
-            self._commit(trainer)
 
     def _write(self, trainer: L.Trainer) -> None:
         """Save the run; what a thread still writes is left to ``_commit``."""
@@ -491,16 +493,33 @@ class Checkpoints(Checkpoint):
             return
         paths, self._due = self._due, None
         with self.interval.training_waits():
-            self._checkpoint_io.commit()
+            cpu_s = self._checkpoint_io.commit()
             if trainer.is_global_zero:
-                for path in paths[1:]:
-                    link_file(self.last, path)
+                self._link(paths)
                 shards.prune(self.folder)
             replication.replicate(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
             # All ranks wait: the test after the last epoch looks for its checkpoint on each.
             trainer.strategy.barrier()
-        self.interval.complete()
+        self.interval.complete(cpu_s)
         self._announce(trainer)
+
+    def _link(self, paths: list[Path]) -> None:
+        """Give the checkpoint that was saved last its other names."""
+        for path in paths[1:]:
+            link_file(self.last, path)
+
+    def _keep_written(self, trainer: L.Trainer) -> None:
+        """After an error, let a checkpoint in one file have its names; its rank needs no other."""
+        if self._due is None or not trainer.is_global_zero:
+            return
+        paths, self._due = self._due, None
+        pending = self._checkpoint_io.pending
+        if pending is None or pending.rest:
+            return
+        # The error that ends the run counts, not one of this.
+        if pending.written.exception() is None:
+            with suppress(RunError):
+                self._link(paths)
 
     def _announce(self, trainer: L.Trainer) -> None:
         """Say how often the run saves, and whether a save takes too long for its cluster."""
@@ -509,9 +528,17 @@ class Checkpoints(Checkpoint):
             print_note(trainer, announcement)
             if trainer.is_global_zero:
                 record.try_to_update(self.run_dir, record.RUNNING, **self.interval.facts())
-        note = self._save_time.find_note()
-        if note:
-            print_note(trainer, note)
+        for note in self._save_time.find_note(), self._find_lack():
+            if note:
+                print_note(trainer, note)
+
+    def _find_lack(self) -> str | None:
+        """The note, once, that training waits for the disk because memory is short."""
+        lack = self._checkpoint_io.lack
+        if lack is None or self._has_told_lack:
+            return None
+        self._has_told_lack = True
+        return f"Note: training waits while checkpoints are written: {lack}"
 
     def _repair(self, source: Path, global_step: int) -> None:
         """Make the links that are missing, when a run continues from ``source``.

@@ -43,8 +43,6 @@ class ShardedStrategy(ModelParallelStrategy):
         cluster_environment = options.pop("cluster_environment", None)
         super().__init__(environment.world_size(), tensor_parallel_size=1, **options)
         self.cluster_environment = cluster_environment
-        self.copies: dict[str, Tensor] = {}
-        """This rank's parts in the last save: allocating memory takes longer than copying."""
 
     def setup_environment(self) -> None:
         """Meet the other ranks, and let Lightning shard the module where it configures it."""
@@ -100,7 +98,7 @@ class ShardedStrategy(ModelParallelStrategy):
             ConfigError: if a tensor is sharded in another way than over all ranks.
         """
         checkpoint_io: Any = self.checkpoint_io
-        # A thread may still read the copies of the last save.
+        # A callback of the user may save while a thread still writes for the run.
         checkpoint_io.commit()
         part: dict[str, Tensor] = {}
         dims: dict[str, int] = {}
@@ -114,7 +112,7 @@ class ShardedStrategy(ModelParallelStrategy):
                 dims[path] = -1
                 return tensor.full_tensor().cpu()
             dims[path] = placement.dim
-            part[path] = self._copy_local(path, tensor)
+            part[path] = local_part(tensor)
             # In the file of rank zero only the shape is left.
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
@@ -129,15 +127,6 @@ class ShardedStrategy(ModelParallelStrategy):
                 f"{path}: is sharded over a part of the ranks, or twice; checkpoints hold "
                 "tensors that fully_shard has distributed over all ranks"
             )
-
-    def _copy_local(self, path: str, tensor: DTensor) -> Tensor:
-        """Copy this rank's part of a tensor to the CPU, into the memory of the last save."""
-        local = tensor.to_local().detach()
-        copied = self.copies.get(path)
-        if copied is None or copied.shape != local.shape:
-            copied = torch.empty_like(local, device="cpu")
-            self.copies[path] = copied
-        return copied.copy_(local)
 
     def _assemble(self, tensor: Tensor, dim: int, read: Callable[[int, int], Tensor]) -> Tensor:
         """Make this rank's part of a saved tensor.
@@ -289,6 +278,14 @@ def owns_parameters(module: nn.Module, path: str, owners: Mapping[int, set[str]]
             if not name.startswith(path):
                 return False
     return has_parameters(module)
+
+
+def local_part(tensor: DTensor) -> Tensor:
+    """This rank's part of a tensor, in memory that has nothing else."""
+    local = tensor.to_local().detach()
+    # fully_shard pads the last part, and torch saves the memory of a tensor, not its values.
+    is_padded = local.untyped_storage().nbytes() > local.nbytes
+    return local.clone() if is_padded else local
 
 
 def map_tensors(value: Any, function: Callable[[str, Tensor], Tensor], path: str = "") -> Any:

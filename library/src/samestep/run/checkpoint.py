@@ -25,10 +25,11 @@ import secrets
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path, PurePath
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -41,9 +42,10 @@ from torch.serialization import get_crc32_options, safe_globals, set_crc32_optio
 
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import compat, environment
-from samestep.ranks.process_group import broadcast, on_all_ranks
+from samestep.ranks.process_group import broadcast, gather, on_all_ranks
 from samestep.ranks.sharded import map_tensors
 from samestep.run import manifest, record, shards
+from samestep.run.background import BackgroundWriter, MemoryFile
 from samestep.run.files import open_atomic, writing
 from samestep.run.manifest import Manifest, verify
 from samestep.run.record import Record
@@ -75,12 +77,12 @@ class CheckpointError(RunError):
 
 
 class PendingSave(NamedTuple):
-    """A sharded checkpoint whose shards a thread still writes."""
+    """A checkpoint that a thread of this rank still writes: whole, or this rank's shard."""
 
     path: Path
-    rest: bytes  # the checkpoint without its shards; only rank zero has it
-    written: Future[None]  # this rank's shard
-    is_of_run: bool
+    written: Future[float]  # how many seconds of a processor it took
+    rest: bytes = b""  # of a sharded checkpoint: all but its shards; only rank zero has it
+    is_of_run: bool = True
 
 
 @dataclass
@@ -127,18 +129,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.stand_ins: KeepsObjects | None = None
         """Keeps the objects of a module apart; None: a checkpoint that has any is rejected."""
         self.in_background = False
-        """Whether ``save_shard`` returns while a thread still writes."""
-        self._writer = ThreadPoolExecutor(1)
+        """Whether a save returns while a thread still writes, if there is memory for a copy."""
+        self._writer = BackgroundWriter()
         self.pending: PendingSave | None = None
-        """What ``save_shard`` has left to ``commit``."""
+        """What this rank has left to ``commit``."""
+        self.lack: str | None = None
+        """Why the last save could not be written in the background."""
 
     def save_shard(
         self, checkpoint: dict[str, Any], tensors: dict[str, torch.Tensor], path: str | Path
     ) -> None:
         """Write a sharded checkpoint: first each rank its tensors, then rank zero the rest.
 
-        With ``in_background`` a thread writes the tensors, which must not change before ``commit``,
-        and ``commit`` writes the rest. Every rank must call ``commit`` before the next save.
+        With ``in_background`` a thread writes the tensors, and ``commit`` the rest. Every rank must
+        call ``commit`` before the next save.
         """
         folder, rank = Path(path).parent, environment.rank()
         step, num_ranks = checkpoint["global_step"], environment.world_size()
@@ -157,32 +161,67 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         file = io.BytesIO()
         if rank == 0:
             write(self._examine(rest), file, known, is_of_run=is_of_run)
-        written = self._writer.submit(write_atomic, content, target, known)
-        self.pending = PendingSave(Path(path), file.getvalue(), written, is_of_run)
-        if not self.in_background:
-            self.commit()
+        save = PendingSave(Path(path), Future(), file.getvalue(), is_of_run)
+        # All ranks do the same: they write the rest when the last shard is written.
+        num_ranks = environment.local_world_size()
+        if self.in_background and all(gather(self._has_room(content, num_ranks))):
+            self.pending = save._replace(written=self._start(content, target, known))
+        else:
+            on_all_ranks(write_atomic, content, target, known)
+            self._write_rest(save)
+
+    def _has_room(self, content: dict[str, Any], num_ranks: int) -> bool:
+        """Whether so many ranks of this machine can copy what each saves."""
+        self.lack = self._writer.find_lack(size_of(content), num_ranks)
+        return self.lack is None
+
+    def _start(
+        self, content: dict[str, Any], target: Path, known: Record, *, is_of_run: bool = True
+    ) -> Future[float]:
+        """Copy ``content``, and begin to write it to ``target``."""
+        copied = self._writer.copy(partial(serialize, content), size_of(content))
+        own = describe(content, known, is_of_run=is_of_run)
+        return self._writer.start(write_copy, copied, own, target)
 
     def is_writing(self) -> bool:
-        """Whether this rank still writes its shard of a checkpoint in the background."""
+        """Whether this rank still writes a checkpoint in the background."""
         return self.pending is not None and not self.pending.written.done()
 
-    def commit(self) -> None:
-        """Wait until all ranks have written their shards; then write the rest on rank zero.
+    def wait(self) -> None:
+        """Wait until this rank writes nothing. Whether that failed is for ``commit`` to say."""
+        if self.pending is not None:
+            self.pending.written.exception()
 
-        Every rank must call this. Without a pending save it does nothing.
+    def commit(self) -> float:
+        """Wait until all ranks have written what they save; then write the rest on rank zero.
+
+        Every rank must call this after each save, and before the next one.
+
+        Returns:
+            Seconds of a processor that the thread of this rank has taken to write.
 
         Raises:
             WriteError: on every rank, if one of them cannot write. Older checkpoints are intact.
         """
-        if self.pending is None:
-            return
-        path, rest, written, is_of_run = self.pending
-        self.pending = None
-        # The rest names the shards, so it must not exist before all of them do.
-        on_all_ranks(written.result)
-        if environment.rank() == 0:
-            with open_target(path, is_of_run=is_of_run) as file:
-                file.write(rest)
+        save, self.pending = self.pending, None
+        # A checkpoint in one file is written by rank zero alone, and the others learn its errors.
+        done: Future[float] = Future()
+        done.set_result(0.0)
+        seconds = on_all_ranks((save.written if save else done).result)
+        if save:
+            # The rest names the shards, so it must not exist before all of them do.
+            self._write_rest(save)
+        return seconds
+
+    def _write_rest(self, save: PendingSave) -> None:
+        if save.rest:
+            with open_target(save.path, is_of_run=save.is_of_run) as file:
+                file.write(save.rest)
+
+    def teardown(self) -> None:
+        """Give back the memory of the copy, after a fit and after an error."""
+        self.wait()
+        self._writer.release()
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a checkpoint, as ``ModelCheckpoint`` does, and its shards."""
@@ -195,12 +234,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path: str | os.PathLike[str],
         storage_options: Any | None = None,
     ) -> None:
-        """Write ``checkpoint`` to ``path``; an error leaves the older ones intact. On rank zero."""
+        """Write ``checkpoint`` to ``path``; an error leaves the older ones intact. On rank zero.
+
+        With ``in_background`` a thread writes it. Every rank must call ``commit`` before the next
+        save.
+        """
         checkpoint = self._examine(checkpoint)
-        if not self.dry_run:
-            target = Path(path)
-            known = self._known(target)
-            write_atomic(checkpoint, target, known, is_of_run=self._check_place(target))
+        if self.dry_run:
+            return
+        target = Path(path)
+        known, is_of_run = self._known(target), self._check_place(target)
+        if self.in_background and self._has_room(checkpoint, num_ranks=1):
+            written = self._start(checkpoint, target, known, is_of_run=is_of_run)
+            self.pending = PendingSave(target, written)
+        else:
+            write_atomic(checkpoint, target, known, is_of_run=is_of_run)
 
     def _known(self, path: Path) -> Record:
         """The record of the run that saves to ``path``, which may be anywhere."""
@@ -478,14 +526,34 @@ def write(
 ) -> None:
     """Write ``content``, as ``torch.load`` reads it, and its manifest to an empty file."""
     hashed = manifest.HashedFile(file)
+    serialize(content, hashed)
+    hashed.add(describe(content, known, is_of_run=is_of_run))
+
+
+def write_copy(copied: memoryview, own: Manifest, target: Path) -> None:
+    """Write the bytes of a file and its manifest to ``target``, whole or not at all."""
+    with copied, writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open_target(target, is_of_run=own.is_of_run) as file:
+            hashed = manifest.HashedFile(file)
+            hashed.write(copied)
+            hashed.add(own)
+
+
+def serialize(content: dict[str, Any], file: manifest.HashedFile | MemoryFile) -> None:
+    """Write ``content`` as ``torch.load`` reads it."""
     # CRC-32 takes as long as the writing, and SHA-256 proves more. torch.load does not read it.
     has_crc32 = get_crc32_options()
     set_crc32_options(False)
     try:
-        torch.save(content, hashed)  # type: ignore[arg-type]
+        torch.save(content, file)  # type: ignore[arg-type]
     finally:
         set_crc32_options(has_crc32)
-    own = Manifest(
+
+
+def describe(content: dict[str, Any], known: Record, *, is_of_run: bool) -> Manifest:
+    """The manifest of what is saved now, without its SHA-256."""
+    return Manifest(
         run_id=known.run_id,
         config=known.configs[-1] if known.configs else None,
         global_step=content.get("global_step", 0),
@@ -494,7 +562,6 @@ def write(
         shards=content.get("shards"),
         is_of_run=is_of_run,
     )
-    hashed.add(own)
 
 
 def unusable(path: Path, why: str) -> CheckpointError:

@@ -1,8 +1,7 @@
 """How often a run saves: after so many seconds, or as often as saves pay for themselves.
 
-With ``every_s="auto"`` an interval pays for the save before it: training may wait for saves for one
-percent of its time. So a killed run repeats about a hundred times what a save costs. Imports no
-torch.
+With ``every_s="auto"`` an interval pays for the save before it: saves cost one percent of the time
+of training. So a killed run repeats about a hundred times what a save costs. Imports no torch.
 """
 
 import time
@@ -12,10 +11,11 @@ from typing import Any, Literal
 
 from samestep.errors import ConfigError
 from samestep.option_names import setting
+from samestep.ranks import environment
 from samestep.run import wall_time
 
 AUTO: Literal["auto"] = "auto"
-FRACTION = 0.01  # of training time, for which training may wait for saves
+FRACTION = 0.01  # of training time, which saves may cost
 SHORTEST_S, LONGEST_S = 2.0, 300.0  # between two saves
 SLOW_DISK = 100e6  # bytes a second
 
@@ -44,7 +44,7 @@ class SaveInterval:
         self.waited_s = 0.0
         """Seconds that training has waited for saves, since this process began."""
         self.price_s: float | None = None
-        """Seconds that training has waited for the last save; None: there was none yet."""
+        """Seconds that the last save has cost training; None: there was none yet."""
         self.expected_s: float | None = None
         """The same of the first save, which is due before any was measured; None: unknown."""
         self._saved_at = time.monotonic()
@@ -61,8 +61,11 @@ class SaveInterval:
             return LONGEST_S
         return min(max(price_s / FRACTION, SHORTEST_S), LONGEST_S)
 
-    def is_due(self) -> bool:
-        """Whether it is time for the next save."""
+    def is_due(self, *, is_writing: bool) -> bool:
+        """Whether it is time for the next save, where the one before may still be written."""
+        # To wait for it would cost more than the save, but given seconds are a promise.
+        if is_writing and self.every_s == AUTO:
+            return False
         return time.monotonic() - self._saved_at > self.seconds
 
     @contextmanager
@@ -92,9 +95,14 @@ class SaveInterval:
         """Count the seconds to the next save from now on."""
         self._saved_at = time.monotonic()
 
-    def complete(self) -> None:
-        """Take the price of the save that is complete."""
-        self.price_s = self._spent_s
+    def complete(self, cpu_s: float) -> None:
+        """Take the price of the save that is complete.
+
+        Args:
+            cpu_s: seconds of a processor that a thread has taken to write it.
+        """
+        # Where training leaves no processor idle, it loses as much as the thread has taken.
+        self.price_s = self._spent_s + cpu_s / environment.cpus_per_rank()
 
     def expect(self, seconds: float, num_bytes: int) -> None:
         """Estimate the price of the first save of a run.
@@ -122,6 +130,6 @@ class SaveInterval:
             return None
         self._is_announced = True
         return (
-            f"Saving every {self.seconds:.2g} s ({setting('save_every_s', AUTO)}): training waits "
-            f"{self.price_s:.2g} s for a save"
+            f"Saving every {self.seconds:.3g} s ({setting('save_every_s', AUTO)}): a save costs "
+            f"{self.price_s:.3g} s of training"
         )
