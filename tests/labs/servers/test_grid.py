@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,26 +22,32 @@ echo trained in $POD
 """The first run ends at once, the others when they may."""
 
 
-def begin_grid(cluster: Cluster, *words: str) -> "subprocess.Popen[str]":
+def begin_grid(cluster: Cluster, *words: str) -> "subprocess.Popen[bytes]":
     """Type the command of a grid of small runs on the cluster."""
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), "-m", *cluster.words("k8s"),
-         "trainer.num_nodes=1", *words],
-        cwd=cluster.folder, env=environment(KUBECONFIG=str(cluster.kubeconfig), RUN_ID="grid"),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    with said_file(cluster).open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "train.py"), "-m", *cluster.words("k8s"),
+             "trainer.num_nodes=1", *words],
+            cwd=cluster.folder, env=environment(KUBECONFIG=str(cluster.kubeconfig), RUN_ID="grid"),
+            stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
 
-def end(grid: "subprocess.Popen[str]") -> str:
+def said_file(cluster: Cluster) -> Path:
+    """Where the last command has printed."""
+    return cluster.folder / "said.txt"
+
+
+def end(cluster: Cluster, grid: "subprocess.Popen[bytes]") -> str:
     """Wait for the end of the command, and return what it has printed."""
-    said, _ = grid.communicate(timeout=PATIENCE_S)
-    return said
+    grid.wait(PATIENCE_S)
+    return said_file(cluster).read_text()
 
 
 def train_grid(cluster: Cluster, *words: str) -> str:
     """Type the command, and return what it prints; it succeeds."""
     with begin_grid(cluster, *words) as grid:
-        said = end(grid)
+        said = end(cluster, grid)
     assert grid.returncode == 0, said
     return said
 
@@ -91,8 +98,10 @@ def test_a_grid_that_is_stopped_cancels_its_runs_which_save(cluster: Cluster) ->
     with begin_grid(cluster, *words) as grid:
         until(lambda: cluster.pods("grid-seed-0", "Succeeded"))
         until(lambda: cluster.pods("grid-seed-1", "Running"))
+        # Its pod may come before its launch is over, which would take it back.
+        until(lambda: "samestep cancel grid-seed-1" in said_file(cluster).read_text())
         grid.send_signal(signal.SIGTERM)
-        said = end(grid)
+        said = end(cluster, grid)
     assert grid.returncode == 143, said
     assert "grid-seed-1: cancelled; the same submit resumes it" in said
     assert "grid-seed-1" not in uids(cluster)
