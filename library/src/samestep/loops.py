@@ -412,7 +412,7 @@ class FitLoop(_FitLoop):
         try:
             return read()
         finally:
-            self.clock.switch(next_cause)
+            self.clock.take_batch(next_cause)
 
     def _agree(self) -> None:
         if self.checkpoints is None:

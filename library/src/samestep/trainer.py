@@ -41,6 +41,7 @@ from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_stats import RunStats
 from samestep.callbacks.slice_weighting import SliceWeighting
+from samestep.callbacks.slow_ranks import SlowRanks
 from samestep.callbacks.stand_ins import StandIns
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data import rank_counts
@@ -676,6 +677,10 @@ def callbacks_of_run(
     if environment.world_size() > 1 or accumulates or spec.split_batches:
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
         callbacks.append(LossCheck(spec.allow))
+    if environment.world_size() > 1:
+        waits_in_forward = spec.is_fsdp or spec.sync_batchnorm
+        run_dir = None if spec.saves_nothing else spec.run_dir
+        callbacks.append(SlowRanks(run_dir, waits_in_forward=waits_in_forward))
     callbacks += [HparamsOnResume(), RunStats(), SameSubsets(), SameWeights()]
     callbacks.append(MonitorCheck(monitors))
     # Rank zero alone writes files of the run.

@@ -66,7 +66,7 @@ def test_a_value_of_a_wrong_kind_counts_as_not_known(tmp_path: Path):
     content = {"state": 3, "ends": 1, "starts": [1], "best": "x", "limits": []}
     (tmp_path / "run.json").write_text(json.dumps(content))
     assert record.read(tmp_path) == record.Record(
-        state=record.STOPPED, why=record.KILLED, repeats=[], starts=[], ends=[]
+        state=record.STOPPED, why=record.KILLED, repeats=[], slow_ranks=[], starts=[], ends=[]
     )
 
 

@@ -68,6 +68,9 @@ def facts_of(run: Run) -> dict[str, str]:
     seconds = run.final_metrics.get("time/total_s")
     if seconds:
         facts["training time"] = f"{seconds:,.1f} s"
+    slow = [f"{entry.get('rank')} ({entry.get('cause')})" for entry in run.status.slow_ranks]
+    if slow:
+        facts["slow ranks"] = ", ".join(dict.fromkeys(slow))
     notes = [repeat["note"] for repeat in run.status.repeats if repeat.get("result") == DIFFERENT]
     if notes:
         facts["repeated steps"] = notes[0]

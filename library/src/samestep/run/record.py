@@ -48,6 +48,8 @@ class Record(NamedTuple):
     results: str | None = None  # SHA-256 of metrics.json, while the run is finished
     # what repeated batches were compared with: step, batches, result, note; newest last
     repeats: Sequence[Mapping[str, Any]] = ()
+    # ranks for which the others wait: rank, cause, step_s, others_s, step; each once in a start
+    slow_ranks: Sequence[Mapping[str, Any]] = ()
     ends: Sequence[Mapping[str, Any]] = ()  # time, state, why and step of each end
     # command, config, code and machine, and where its time went; newest last
     starts: Sequence[Mapping[str, Any]] = ()
@@ -73,7 +75,9 @@ class Record(NamedTuple):
         return versions
 
 
-LISTS = dict.fromkeys(("shares", "tags", "evaluated", "repeats", "ends", "starts"), list)
+LISTS = dict.fromkeys(
+    ("shares", "tags", "evaluated", "repeats", "slow_ranks", "ends", "starts"), list
+)
 # The annotations say Sequence and Mapping; JSON has lists and objects.
 TYPES = Record.__annotations__ | {"limits": dict, "trackers": dict, **LISTS}
 
@@ -87,7 +91,7 @@ def read(run_dir: Path) -> Record:
         # A field of another type counts as unknown: a damaged file must not block the run.
         if isinstance(value, type_):
             known[name] = value
-    for name in ("repeats", "ends", "starts"):
+    for name in ("repeats", "slow_ranks", "ends", "starts"):
         known[name] = [entry for entry in known.get(name, []) if isinstance(entry, dict)]
     if "state" not in known:
         known["state"] = FINISHED if (run_dir / "metrics.json").exists() else RUNNING

@@ -80,6 +80,8 @@ class Clock:
         self.device = "cpu"
         self.run_dir: Path | None = None
         """The run whose time this is, on rank zero from the moment at which it is opened."""
+        self.waited_s = 0.0
+        """Seconds of waiting for batches, also of steps that are repeated."""
         self.has_ended = False
         self._repeats_until = 0
         self._seconds = dict.fromkeys(CAUSES, 0.0)
@@ -110,12 +112,16 @@ class Clock:
 
     def wait_for_batch(self) -> str:
         """Wait for the data of a step from now on; returns the cause that follows."""
-        if self.step < self._repeats_until:
-            # Whatever these steps wait for, they are the price of the interruption.
-            self.switch(REPEATED)
-            return REPEATED
-        self.switch(DATA)
-        return TRAINING
+        # Whatever steps wait for that are repeated, they are the price of the interruption.
+        is_repeated = self.step < self._repeats_until
+        self.switch(REPEATED if is_repeated else DATA)
+        self.waited_s -= self._since
+        return REPEATED if is_repeated else TRAINING
+
+    def take_batch(self, cause: str) -> None:
+        """Count what follows the wait under the cause that ``wait_for_batch`` has returned."""
+        self.switch(cause)
+        self.waited_s += self._since
 
     def seconds(self) -> dict[str, float]:
         """The seconds by cause until now; any thread may call this."""
