@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from labs.bench import commands, tables
+from labs.bench import commands, saves, tables
 from labs.bench.epochs import LEVERS
 from labs.bench.loading import write_photos
 from labs.bench.measure import Row
@@ -164,6 +164,16 @@ def rows_of_commands(folder: Path) -> list[Row]:
         Row(
             "save", "checkpoint of 76 MB, and memcpy, write, fsync",
             {"save": f"{COMMANDS}:save", "copy": f"{COMMANDS}:copy"}, ["save / copy <= 1.2"],
+        ),
+        *(
+            Row(
+                f"background-{size}",
+                f"save of {size} MB in the background: what training waits for",
+                {name: f"-m labs.bench.contender saves:{name} {size}"
+                 for name in ("ours", "lightning", "dcp", "waits")},
+                ["lightning / ours >= 1", "dcp / ours >= 1", "waits / ours"],
+            )
+            for size in saves.WIDTHS
         ),
         Row(
             "shards",
