@@ -18,6 +18,10 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("trainer.max_time=abc", "must be null or text such as 00:12:00:00"),
     ("run_dir=runs/..", "run_dir=runs/..: must be a directory of its own"),
     ("--nonsense", "error: train.py: --nonsense: no such option; --help lists all"),
+    ("--epochs 5", "--epochs: no such option; did you mean trainer.max_epochs=5?"),
+    ("-seed=1", "-seed=1: no such option; did you mean seed=1?"),
+    ("--batch-size=8", "no such option; did you mean data.global_batch_size=8?"),
+    ("data.batch_size=8", "no such key; did you mean data.global_batch_size=8?"),
     ("-m seed=1,2 hydra/launcher=joblib", "each run of a grid has processes of its own"),
     ("trainer.num_nodes=2", "several nodes are started by torchrun"),
 ]

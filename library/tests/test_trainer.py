@@ -435,6 +435,16 @@ def test_a_tuner_is_one_line_and_its_remedy_continues(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"^Tuner.scale_batch_size: is not supported"):
         Tuner(trainer).scale_batch_size(Rated(), dataloaders=batches(), method="validate")
     assert not run_dir.exists()
+    code = (
+        "import sys; from lightning.pytorch.tuner import Tuner; from samestep import Trainer\n"
+        "from library.tests.test_trainer import Rated, batches\n"
+        "trainer = Trainer(run_dir=sys.argv[1], accelerator='cpu')\n"
+        "Tuner(trainer).scale_batch_size(Rated(), dataloaders=batches())"
+    )
+    done = run_code(code, str(run_dir), nodes=(2,))
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("error: Tuner.scale_batch_size: is not supported") == 1
+    assert "Traceback" not in done.stderr
 
     def tuned() -> Rated:
         model = Rated()

@@ -5,13 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    EarlyStopping,
-    LearningRateFinder,
-    ModelCheckpoint,
-    ProgressBar,
-)
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 
@@ -90,24 +84,13 @@ def note_unused(unused: Mapping[str, str]) -> None:
         print(f"Note: these arguments have no effect: {', '.join(new)}", flush=True)
 
 
-TUNERS: dict[type[L.Callback], str] = {
-    LearningRateFinder: "lr_find",
-    BatchSizeFinder: "scale_batch_size",
-}
-"""The callbacks that methods of Lightning's Tuner add to a Trainer, and the methods."""
-
-
-def check_tuner(callbacks: list[L.Callback]) -> None:
-    """Raise a ConfigError if Lightning's Tuner calls the Trainer: a run must not begin then."""
-    for kind, method in TUNERS.items():
-        for callback in of_kind(callbacks, kind):
-            # The Tuner would leave it there after an error, which a notebook survives.
-            callbacks.remove(callback)
-            raise ConfigError(
-                f"Tuner.{method}: is not supported with samestep.Trainer: it trains before the run "
-                "begins, and again each time the run resumes; call it before, with another "
-                f"Trainer: Tuner(lightning.Trainer()).{method}(model, ...)"
-            )
+def tuner_error(method: str) -> ConfigError:
+    """The error of a method of Lightning's Tuner that is called with a Trainer of a run."""
+    return ConfigError(
+        f"Tuner.{method}: is not supported with samestep.Trainer: it trains before the run begins, "
+        "and again each time the run resumes; call it before, with another Trainer: "
+        f"Tuner(lightning.Trainer()).{method}(model, ...)"
+    )
 
 
 def check_callbacks(callbacks: Sequence[L.Callback]) -> None:

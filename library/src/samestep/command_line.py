@@ -40,11 +40,14 @@ class Parser(argparse.ArgumentParser):
         words = [expand_home(word) for word in (sys.argv[1:] if argv is None else argv)]
         arguments, unknown = self.parse_known_intermixed_args(words)
         if unknown:
-            names = re.findall(r"--[a-z-]+", self.format_help())
-            near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)
-            hint = f"did you mean {near[0]}?" if near else "--help lists all"
-            self.error(f"{unknown[0]}: no such option; {hint}")
+            self.error(f"{unknown[0]}: no such option; {self.hint(unknown[0], words)}")
         return arguments
+
+    def hint(self, option: str, words: Sequence[str]) -> str:
+        """What was probably meant by an unknown option, which is one of the ``words``."""
+        names = re.findall(r"--[a-z-]+", self.format_help())
+        near = difflib.get_close_matches(option.partition("=")[0], names, n=1)
+        return f"did you mean {near[0]}?" if near else "--help lists all"
 
     def add_run_dir(self) -> None:
         """Add the first argument of all commands that read one run: ``run_dir``, a Path."""
@@ -60,7 +63,9 @@ class Parser(argparse.ArgumentParser):
 
     def add_accelerator(self) -> None:
         """Add the device that a model computes on: ``accelerator``."""
-        self.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
+        self.add_argument(
+            "--accelerator", choices=["auto", "cpu", "gpu"], default="auto", help="default: auto"
+        )
 
     def add_data(self) -> None:
         """Add where the data are now, if not where the run found them.

@@ -1,5 +1,21 @@
 """The two errors a user can mend. Each prints one message, without a traceback."""
 
+import errno
+
+FULL = errno.ENOSPC, errno.EDQUOT
+FORBIDDEN = errno.EACCES, errno.EPERM, errno.EROFS
+
+
+def remedy_of(error: BaseException | None) -> str:
+    """What helps against an error of a disk, as in ``free some space``."""
+    number = getattr(error, "errno", None)
+    if number in FULL:
+        return "free some space"
+    if number in FORBIDDEN:
+        return "get permission to write there"
+    # Its text, which stands before this one, says what it is: a file in the way, a broken disk.
+    return "mend that"
+
 
 class ConfigError(ValueError):
     """The arguments or the configuration are invalid: exit code 2.

@@ -170,6 +170,7 @@ class Trainer(L.Trainer):
         failure.ErrorHook.install()
         process.make_streams_safe()
         arguments.check_options({**options, "strategy": strategy, "mode": mode})
+        compat.reject_tuner(Trainer, arguments.tuner_error)
         plugins, unused = arguments.take_unused(options, plugins, run_dir)
         self._ask_for_notice = notices.source_of(notice)
         environment.use_srun_ranks()
@@ -389,7 +390,6 @@ class Trainer(L.Trainer):
         try:
             with distributed_session(self.spec.accelerator, self.spec.timeout_s):
                 run_dirs.check_same(self.spec.run_dir)
-                arguments.check_tuner(self.callbacks)  # type: ignore[attr-defined]
                 yield
         finally:
             wall_time.end()

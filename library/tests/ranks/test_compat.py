@@ -22,6 +22,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultMetric,
 )
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader, data
 from lightning.pytorch.utilities.data import _dataloader_init_kwargs_resolve_sampler
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
@@ -66,6 +67,7 @@ CANARIES: dict[str, Sources] = {
     "sums the gradients that were needed when it was made (DDP)": [
         (DistributedDataParallel._build_params_for_reducer, ["if param.requires_grad"]),
     ],
+    "keeps its Trainer (Tuner)": [(Tuner.__init__, ["self._trainer = trainer"])],
     "replaces batch samplers": [
         (_DataConnector._prepare_dataloader, [
             "return _update_dataloader(dataloader, sampler, mode=mode)",

@@ -12,9 +12,16 @@ from library.tests.report.fake import make_run
 from samestep.report import listing
 from samestep.run import record
 
+Printed = io.StringIO
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
 
 def listed(folder: Path, *words: str) -> list[str]:
-    with redirect_stdout(io.StringIO()) as printed:
+    with redirect_stdout(Printed()) as printed:
         assert listing.main([str(folder), *words]) == 0
     return printed.getvalue().splitlines()
 
@@ -43,6 +50,26 @@ def test_each_run_has_a_line(tmp_path: Path):
     found = {run["name"]: run for run in json.loads("".join(listed(tmp_path, "--json")))}
     assert found["evicted"]["tags"] == ["first", "try"]
     assert found["done"]["starts"][-1]["hostname"] == "node"
+
+
+def test_a_terminal_gets_lines_that_fit(tmp_path: Path, monkeypatch):
+    name = "digits-cnn-3f2a1b"
+    record.update(
+        make_run(tmp_path / name), record.FAILED, "no space left on device", tags=["first", "try"]
+    )
+    whole = listed(tmp_path)
+    assert max(map(len, whole)) > 100
+    monkeypatch.setattr(f"{__name__}.Printed", Terminal)
+    for columns in (100, 80, 60):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        heading, line = listed(tmp_path)
+        assert len(heading) <= columns
+        assert len(line) <= columns
+        assert line.startswith(f"{name}  failed")
+        assert time.strftime("%Y-%m-%d %H:") in line
+        assert "0.7000" in line
+    monkeypatch.setenv("COLUMNS", "300")
+    assert listed(tmp_path) == whole
 
 
 def test_the_newest_runs_come_first(tmp_path: Path):

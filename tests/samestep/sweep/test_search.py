@@ -161,4 +161,4 @@ def test_a_full_disk_is_one_message(tmp_path: Path):
     done = run_code(LITTLE_SPACE, SWEEP, *WORDS, f"run_root={tmp_path}", "n_trials=2")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "cannot be written: File too large; free some space, and repeat the" in done.stderr
+    assert "cannot be written: File too large; mend that, and repeat the" in done.stderr

@@ -22,6 +22,7 @@ from samestep.metrics import EpochMean
 from samestep.ranks import compat, epoch_logs
 
 REDRAW_S = 0.2  # seconds between two updates of the bar
+BAR_WIDTH = 8  # columns of the bar at least
 
 
 class Progress(ShowsProgress):
@@ -68,19 +69,22 @@ class Progress(ShowsProgress):
             self._open_bar()
 
     def _open_bar(self) -> None:
-        # On a narrow terminal the bar shrinks first, then the end of the line is cut.
-        width = len(f"epoch {self._epochs:.0f}/{self._epochs:.0f}")
-        column = Column(no_wrap=True, min_width=width)
+        epochs, steps = f"{self._epochs:.0f}", f"{self._steps:.0f}"
+        width = len(f"epoch {epochs}/{epochs}  step {steps}/{steps}")
+        width_left = len("0:00:00 left")
         self._bar = Bar(
-            TextColumn("{task.description}", table_column=column),
+            TextColumn("{task.description}", table_column=fixed_column(width)),
             BarColumn(bar_width=None),
+            TextColumn("{task.fields[left]}", table_column=fixed_column(width_left)),
             "{task.fields[facts]}",
             # Otherwise a thread redraws it ten times a second.
             auto_refresh=False,
             transient=True,
             expand=True,
         )
-        self._task = self._bar.add_task("starting", total=None, facts="")
+        # On a narrow terminal the metrics are cut. rich would take from each column.
+        self._room = self._bar.console.width - width - BAR_WIDTH - width_left - len("   ")
+        self._task = self._bar.add_task("starting", total=None, left="", facts="")
         self._bar.start()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -96,15 +100,15 @@ class Progress(ShowsProgress):
         now = time.perf_counter()
         if not trainer.is_global_zero or now < self._due:
             return
+        place, left = self._describe_place(trainer), self._time_left(trainer)
         metrics = self._running_metrics(trainer, outputs)
-        facts = self._describe(trainer, metrics, self._samples / (now - self._start))
+        speed = f"{self._samples / (now - self._start):.0f} {self.unit}/s"
         if self._bar is None:
-            self._write(facts)
+            self._write([*place, *metrics, speed, *left])
             return
-        # The length of the bar shows the step.
-        epoch, _step, *rest = facts
+        facts = "  ".join([*metrics, speed])[: max(0, self._room)]
         self._bar.update(self._task, completed=trainer.global_step, total=self._steps)
-        self._bar.update(self._task, description=epoch, facts="  ".join(rest))
+        self._bar.update(self._task, description="  ".join(place), left="".join(left), facts=facts)
         self._bar.refresh()
         self._due = now + REDRAW_S
 
@@ -127,7 +131,8 @@ class Progress(ShowsProgress):
             name = f"train/{self.unit}_per_second"
             # With rank_zero_only, sync_dist reduces nothing: it only keeps Lightning from warning.
             pl_module.log(name, speed, rank_zero_only=True, sync_dist=True)
-            self._epoch_line = self._describe(trainer, [], speed)
+            pace = f"{speed:.0f} {self.unit}/s"
+            self._epoch_line = [*self._describe_place(trainer), pace, *self._time_left(trainer)]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Report the last epoch and give the terminal back."""
@@ -176,30 +181,35 @@ class Progress(ShowsProgress):
         else:
             self._write([epoch, step, *shown, *pace])
 
-    def _describe(self, trainer: L.Trainer, metrics: list[str], speed: float) -> list[str]:
-        """How far the run is, ``metrics``, the speed and, if it is known, the time left."""
-        now = time.perf_counter()
-        step = trainer.global_step
-        facts = [
+    def _describe_place(self, trainer: L.Trainer) -> list[str]:
+        """How far the run is: its epoch and its step."""
+        return [
             f"epoch {trainer.current_epoch + 1}/{self._epochs:.0f}",
-            f"step {step}/{self._steps:.0f}",
-            *metrics,
-            f"{speed:.0f} {self.unit}/s",
+            f"step {trainer.global_step}/{self._steps:.0f}",
         ]
+
+    def _time_left(self, trainer: L.Trainer) -> list[str]:
+        """The time that is left; empty if it is not known."""
+        now, step = time.perf_counter(), trainer.global_step
         # Counted from the first time that something is shown, after a slow first step.
         if self._first_shown is None:
             self._first_shown = now, step
         first, first_step = self._first_shown
-        if first_step < step < self._steps < math.inf:
-            left = (now - first) / (step - first_step) * (self._steps - step)
-            facts.append(f"{timedelta(seconds=math.ceil(left))} left")
-        return facts
+        if not first_step < step < self._steps < math.inf:
+            return []
+        seconds = (now - first) / (step - first_step) * (self._steps - step)
+        return [f"{timedelta(seconds=math.ceil(seconds))} left"]
 
     def _write(self, facts: list[str]) -> None:
         """Leave a line; rich puts it above the bar."""
         print("  ".join(facts), flush=True)
         pause = REDRAW_S if self._bar else self.log_every_s
         self._due = time.perf_counter() + pause
+
+
+def fixed_column(width: int) -> Column:
+    """A column that a narrow terminal does not shrink."""
+    return Column(no_wrap=True, min_width=width)
 
 
 def epoch_metrics(trainer: L.Trainer) -> dict[str, Any]:

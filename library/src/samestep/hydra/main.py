@@ -54,12 +54,30 @@ def main(train: Train) -> int:
     return train_or_report(train, cfg, flags.overrides)
 
 
+class OverrideParser(Parser):
+    """A parser that knows what other programs write as an option: ``--epochs 5``."""
+
+    def hint(self, option: str, words: Sequence[str]) -> str:
+        """The override that was probably meant; without one, a flag."""
+        name, has_value, value = option.lstrip("-").partition("=")
+        after = words[words.index(option) + 1 :]
+        if not has_value and after and "=" not in after[0]:
+            value = after[0]
+        override = f"{name.replace('-', '_')}={value}"
+        try:
+            check([override])
+        except ConfigError as error:
+            _, has_hint, hint = str(error).partition("did you mean ")
+            return f"did you mean {hint}" if has_hint else super().hint(option, words)
+        return f"did you mean {override}?"
+
+
 def flags_of(argv: Sequence[str]) -> Namespace:
     """Hydra's flags (``help``, ``cfg``, ``multirun``, ...) and the ``overrides`` in ``argv``.
 
     Not ``--config-...``, which would take other files. Hydra's own parser reads them again.
     """
-    parser = Parser("train.py", None, add_help=False)
+    parser = OverrideParser("train.py", None, add_help=False)
     parser.add_argument("overrides", nargs="*")
     for flag in ("--hydra-help", "--version", "--resolve"):
         parser.add_argument(flag, action="store_true")

@@ -464,6 +464,27 @@ def before_hooks(function: Callable[["L.Trainer", str], None]) -> None:
     hooks._call_lightning_module_hook = wrap(hooks._call_lightning_module_hook)
 
 
+@cache  # once in a process, which may have several runs
+def reject_tuner(kind: type, error_of: Callable[[str], Exception]) -> None:
+    """Let the methods of Lightning's Tuner raise an error with a Trainer of one kind.
+
+    Before they call the Trainer: on several ranks that of Lightning 2.6 is a traceback.
+    """
+    from lightning.pytorch.tuner.tuning import Tuner
+
+    def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def raise_or_call(tuner: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(tuner._trainer, kind):
+                raise error_of(name)
+            return call(tuner, *args, **options)
+
+        return raise_or_call
+
+    for name in ("lr_find", "scale_batch_size"):
+        setattr(Tuner, name, wrap(name, getattr(Tuner, name)))
+
+
 def clip_by_known_norm(trainer: "L.Trainer") -> None:
     """Let Lightning 2.6 clip gradients by the norm that the guard has computed, to the same bits.
 

@@ -22,7 +22,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from samestep.config_keys import KeyScope, scope_of
-from samestep.errors import ConfigError, RunError
+from samestep.errors import ConfigError, RunError, remedy_of
 from samestep.option_names import option, setting
 from samestep.ranks import environment, network, process_group
 from samestep.ranks.process_group import broadcast, device_kind
@@ -268,7 +268,7 @@ def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:
     """Whether the run directory can be written, and has room for its checkpoints."""
     folder = run_dir / "checkpoints"
     name = option("run_dir")
-    remedy = f"free some space or get permission there, or choose another place with {name}=..."
+    elsewhere = f"or choose another place with {name}=..."
     try:
         # The directory itself is made later, once all checks have succeeded.
         place = next(path for path in (folder, *folder.parents) if path.exists())
@@ -280,14 +280,14 @@ def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:
         replaced = sum(path.stat().st_size for path in folder.glob("*.ckpt"))
     except OSError as error:
         fact = f"run_dir={run_dir} cannot be written: {error.strerror}"
-        return Finding("run directory", fact, remedy)
+        return Finding("run directory", fact, f"{remedy_of(error)}, {elsewhere}")
     num_parameters = 0
     for parameter in model.parameters():
         # A lazy layer has no size before its first batch.
         if not is_lazy(parameter):
             num_parameters += parameter.numel()
     needed = BYTES_PER_PARAMETER * num_parameters - replaced
-    return check_room("run directory", place, needed, remedy)
+    return check_room("run directory", place, needed, f"free some space, {elsewhere}")
 
 
 def check_room(check: str, place: Path, needed: float, remedy: str) -> Finding:

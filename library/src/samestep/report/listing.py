@@ -11,6 +11,9 @@ values, the mean over its seeds and half of the 95 % confidence interval.
 """
 
 import json
+import re
+import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +28,18 @@ from samestep.run import record
 
 HEADING = ("run", "state", "best", "epochs", "tags", "seen")
 WHY_WIDTH = 60  # characters of a reason
+LEAST = (
+    ("state", 20),
+    ("seen", 16),
+    ("tags", 0),
+    ("state", 8),
+    ("best", 9),
+    ("epochs", 0),
+    ("run", 12),
+)
+"""Columns in the order in which they are cut on a narrow terminal, and to what width at least."""
+ELLIPSIS = "..."
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d.*")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -139,11 +154,46 @@ def print_table(cells: Sequence[tuple[str, ...]]) -> None:
 
 
 def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
-    """Print these lines in columns."""
+    """Print these lines in columns; on a terminal, as wide as it is. The first is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if sys.stdout.isatty():
+        widths = shrink(rows[0], widths, shutil.get_terminal_size().columns)
     for row in rows:
         # rich would need a quarter of a second for its import, and breaks lines in narrow windows.
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
+        texts = []
+        for text, width in zip(row, widths, strict=True):
+            # A column without a width is left out.
+            if width:
+                texts.append(cut(text, width).ljust(width))
+        print("  ".join(texts).rstrip())
+
+
+def shrink(heading: Sequence[str], widths: Sequence[int], columns: int) -> list[int]:
+    """Widths with which a line fits into ``columns``; what matters least is cut first."""
+    narrow = list(widths)
+    for name, least in LEAST:
+        if name not in heading:
+            continue
+        number = heading.index(name)
+        # Two spaces between two columns.
+        gaps = 2 * (sum(width > 0 for width in narrow) - 1)
+        excess = sum(narrow) + gaps - columns
+        if excess > 0:
+            narrow[number] = min(narrow[number], max(least, narrow[number] - excess))
+    return narrow
+
+
+def cut(text: str, width: int) -> str:
+    """The text in at most ``width`` characters, with an ellipsis if a part is missing."""
+    if len(text) <= width:
+        return text
+    # Of a time the zone and the seconds are cut, and an ellipsis would cut more.
+    if width < len(ELLIPSIS) or TIME.fullmatch(text):
+        return text[:width]
+    state, colon, _ = text.partition(": ")
+    if colon and len(state) <= width < len(state + colon + ELLIPSIS):
+        return state
+    return text[: width - len(ELLIPSIS)] + ELLIPSIS
 
 
 def rows_of(found: dict[str, record.Record]) -> list[tuple[str, ...]]:
@@ -155,7 +205,7 @@ def describe(name: str, status: record.Record) -> tuple[str, ...]:
     """The cells of a run, one for each column of ``HEADING``."""
     state = status.state
     if status.why:
-        state += ": " + textwrap.shorten(status.why, WHY_WIDTH, placeholder="...")
+        state += ": " + textwrap.shorten(status.why, WHY_WIDTH, placeholder=ELLIPSIS)
     best = show_best(status)
     epochs = "" if status.epoch is None else str(status.epoch)
     tags = " ".join(map(str, status.tags))

@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-from samestep.errors import RunError
+from samestep.errors import RunError, remedy_of
 from samestep.ranks import environment
 
 log = logging.getLogger(__name__)
@@ -36,22 +36,22 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        why = _find_disk_error(error)
-        if why is None:
+        cause = _find_disk_error(error)
+        if cause is None:
             raise
         rank = environment.rank()
         place = f"rank {rank}: {path}" if rank else str(path)
         raise WriteError(
-            f"{place} cannot be written: {why}; the checkpoints before it are intact. Free some "
-            "space or get permission there; the same command then continues from them."
+            f"{place} cannot be written: {cause.strerror}; the checkpoints before it are intact; "
+            f"{remedy_of(cause)}, and the same command continues from them"
         ) from error
 
 
-def _find_disk_error(error: Exception) -> str | None:
+def _find_disk_error(error: Exception) -> OSError | None:
     # torch.save raises a RuntimeError of its own while it handles the OSError of the file.
     for cause in (error, error.__context__, error.__cause__):
         if isinstance(cause, OSError):
-            return cause.strerror
+            return cause
     return None
 
 

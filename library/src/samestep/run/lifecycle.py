@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, remedy_of
 from samestep.option_names import option, setting
 from samestep.ranks import environment, failure
 from samestep.ranks.preflight import is_shared
@@ -134,8 +134,8 @@ def open_directory(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] =
     except OSError as error:
         roll_back(run_dir)
         raise ConfigError(
-            f"run_dir={run_dir} cannot be written: {error.strerror}; free some space or get "
-            f"permission there, or choose another directory with {option('run_dir')}=..."
+            f"run_dir={run_dir} cannot be written: {error.strerror}; {remedy_of(error)}, or choose "
+            f"another directory with {option('run_dir')}=..."
         ) from error
     _announce(run_dir, last, changed)
     return Start(finished=False, ckpt_path=last)

@@ -23,7 +23,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from samestep.errors import RunError
+from samestep.errors import RunError, remedy_of
 from samestep.ranks import environment
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str], script: Path | None = None) -> int:
     # The journal, a log, or the lock of the search: Optuna's own traceback would hide which.
     except OSError as error:
         what = f"{error.filename or 'the search'} cannot be written: {error.strerror}"
-        raise RunError(f"{what}; free some space, and repeat the command to continue") from error
+        raise RunError(f"{what}; {remedy_of(error)}, and repeat the command to continue") from error
     was_stopped = exit_code not in (0, 1)
     if was_stopped:
         command = shlex.join(["samestep", "sweep", *argv])
