@@ -86,6 +86,7 @@ class SlowRanks(L.Callback):
         all_s = time.perf_counter() - self._block_began
         self._blocks.append([waited_s, self._forward_s, all_s])
         if len(self._blocks) == BLOCKS:
+            # All ranks take the same batches, so all are here. Between CPUs, and once in 50.
             of_ranks = collectives.all_gather(torch.tensor(self._blocks))
             self._blocks = []
             for slow in find_slow([table.tolist() for table in of_ranks]):
@@ -100,6 +101,7 @@ class SlowRanks(L.Callback):
         self._block_began = time.perf_counter()
 
     def _name(self, trainer: L.Trainer, slow: Slow) -> None:
+        # It may stay slow for days.
         if (slow.rank, slow.cause) in self._named:
             return
         self._named.add((slow.rank, slow.cause))
@@ -134,6 +136,7 @@ def find_slow(of_ranks: Sequence[Sequence[Sequence[float]]]) -> list[Slow]:
 def is_slow(own: Sequence[Sequence[float]], column: int, medians: Sequence[float]) -> bool:
     """Whether a rank takes much longer than the others in every block."""
     for block, median in zip(own, medians, strict=True):
+        # Twice nothing is nothing: what counts is also what the others lose.
         least_s = max(SHARE * block[-1], LEAST_S * BLOCK_STEPS)
         if block[column] < FACTOR * median or block[column] - median < least_s:
             return False

@@ -60,14 +60,19 @@ def account_of(run_dir: Path, known: record.Record) -> Account:
     if not starts:
         return Account({})
     seconds = dict.fromkeys((*CAUSES, AWAY), 0.0)
-    hours = {True: 0.0, False: 0.0}
+    gpu_hours = process_hours = 0.0
     for start in starts:
         for cause, spent in start.seconds.items():
             seconds[cause] += spent
         seconds[AWAY] += start.away
-        has_gpu = start.device != "cpu"
-        hours[has_gpu] += start.num_ranks * (start.ended - start.began) / HOUR_S
-    return Account(seconds, wall_time.count_repeated_steps(starts), hours[True], hours[False])
+        # Also while it imports, waits or stops: nobody else has the device then.
+        hours = start.num_ranks * (start.ended - start.began) / HOUR_S
+        if start.device == "cpu":
+            process_hours += hours
+        else:
+            gpu_hours += hours
+    repeated_steps = wall_time.count_repeated_steps(starts)
+    return Account(seconds, repeated_steps, gpu_hours, process_hours)
 
 
 def add_up(accounts: Iterable[Account]) -> Account:
@@ -88,6 +93,7 @@ def add_up(accounts: Iterable[Account]) -> Account:
 
 def cells_of(name: str, account: Account) -> tuple[str, ...]:
     """The cells of an account, one for each column of ``HEADING``."""
+    # A run of an earlier version has no account.
     if not account.seconds:
         return (name, *[""] * (len(HEADING) - 1))
     percent = account.percent()
