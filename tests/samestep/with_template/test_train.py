@@ -22,7 +22,7 @@ from tests.conftest import (
     run,
     run_ranks,
 )
-from tests.project.test_train import record, recorded
+from tests.project.test_train import history, record, recorded
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -119,6 +119,7 @@ def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):
     assert again.returncode == 0, again.stderr
     assert "Continuing: " in again.stdout
     assert re.search(r"epochs +2\n", again.stdout)
-    rows = (tmp_path / "mine/metrics.csv").read_text().splitlines()
-    assert len(rows) == 4  # a header, two epochs and the test
+    rows = history(tmp_path / "mine")
+    assert len([row for row in rows if row["val/accuracy"]]) == 2
+    assert len([row for row in rows if row["test/accuracy"]]) == 1
     assert json.loads((tmp_path / "mine/metrics.json").read_text())["test/accuracy"] > 0

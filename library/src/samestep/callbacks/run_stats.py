@@ -11,7 +11,9 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.optim import Optimizer
 
+from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.ranks import epoch_logs, gradients
+from samestep.ranks.compat import callbacks_of
 from samestep.ranks.sharded import ShardedStrategy
 from samestep.tracker import ResumedTracker
 
@@ -34,7 +36,7 @@ class RunStats(L.Callback):
 
     And every ``log_every_n_steps`` optimizer steps, or four times in a shorter epoch:
 
-    - ``step/loss``: loss of the last batch of the step, the mean over all ranks.
+    - ``step/loss``: loss of the last batch of the step, the mean over all its samples.
     - ``step/lr``: learning rate of the first parameter group, with which the step was taken.
     - ``step/gradient_norm``: L2 norm of the gradient before it is clipped. Not with 16-mixed, whose
       gradients are scaled.
@@ -92,6 +94,9 @@ class RunStats(L.Callback):
         if isinstance(outputs, dict) and isinstance(outputs.get("loss"), torch.Tensor):
             # Lightning divides the loss by the number of batches that are accumulated.
             loss = outputs["loss"].detach().float() * trainer.accumulate_grad_batches
+            # A shorter slice counts less: the value is the same on any number of ranks.
+            for weighting in callbacks_of(trainer, SliceWeighting):
+                loss = loss * weighting.weight()
             values["step/loss"] = float(trainer.strategy.reduce(loss, reduce_op="mean"))
         if self._lr is not None:
             values["step/lr"] = to_number(self._lr)

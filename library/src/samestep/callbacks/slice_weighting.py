@@ -192,13 +192,15 @@ class SliceWeighting(L.Callback):
             self._stop_timer(trainer, pl_module)
         if trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization:
             self._accumulate_means(trainer, loss)
-        if self._order is None:
-            return
-        weight = self._order.weight(self._batch)
+        weight = self.weight()
         # The gradients of all parameters are linear in the gradient of the loss. A callback cannot
         # replace the loss itself, whose value other callbacks show.
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
+
+    def weight(self) -> float:
+        """How much this slice counts in the mean over the ranks; 1 if all are equal."""
+        return 1.0 if self._order is None else self._order.weight(self._batch)
 
     def _accumulate_means(self, trainer: L.Trainer, loss: Tensor) -> None:
         share = 1.0 if self._order is None else self._order.share_of_batch(self._batch)
