@@ -233,29 +233,99 @@ def test_the_live_page_follows_a_run_and_keeps_what_is_ticked(tmp_path: Path):
         server.shutdown()
     assert len(asked) > 2
     assert asked[-1] == "/data?run=one&run=two"
-    assert shown.count(" checked=") == 2
     chart = re.search('data-chart="([^"]*train/loss[^"]*)"', shown)[1]
     curves = json.loads(chart.replace("&quot;", '"'))["curves"]
     assert [curve["name"] for curve in curves] == ["one", "two"], "both runs in each chart"
     assert curves[0]["x"][-1] > 5, "more than the first answer"
+    assert "2 of 2 runs; 2 ticked" in shown
     assert shown.count('class="main-svg"') > 4
     assert "val/score" in re.sub("<[^>]+>", " ", shown)
     assert '<td class="highest">1.000 <small>highest</small></td>' in shown
 
 
+CLICKED = """<script>
+addEventListener("load", async () => {
+  const wait = (what) => new Promise((done) => {
+    const timer = setInterval(() => { if (what()) { clearInterval(timer); done(); } }, 20);
+  });
+  const names = () => [...document.querySelectorAll("#list tbody input")].map((box) => box.value);
+  const numCurves = () => {
+    const place = document.querySelector(".plot[data-chart]");
+    return place ? JSON.parse(place.dataset.chart).curves.length : 0;
+  };
+  const say = (what) => {
+    const filter = document.getElementById("filter");
+    filter.value = what;
+    filter.dispatchEvent(new Event("input", { bubbles: true }));
+    return names();
+  };
+  const seen = {};
+  await wait(() => names().length && window.Plotly);
+  const list = document.querySelector("#list .scroll");
+  seen.hidden = list.scrollWidth - list.clientWidth;
+  // The answer of a request that was sent before the clicks comes after all others.
+  const ask = window.fetch, late = [];
+  let isHeld = true;
+  window.fetch = async (address) => {
+    const answer = await ask(address);
+    if (isHeld) await new Promise((done) => late.push(done));
+    return answer;
+  };
+  refresh();
+  await wait(() => late.length);
+  isHeld = false;
+  const first = document.querySelector("#list tbody tr");
+  for (const box of document.querySelectorAll("#list tbody input")) box.click();
+  await wait(() => numCurves() === 20);
+  late[0]();
+  await new Promise((done) => setTimeout(done, 500));
+  seen.ticked = [ticked.size, document.querySelectorAll("#list input:checked").length, numCurves()];
+  seen.isSameRow = document.contains(first);
+  seen.lines = document.querySelector(".parallel").data.length;
+  seen.filtered = [say("lr=0.5 seed-1"), say("baseline").length, say("failed"), say("nothing")];
+  say("");
+  document.querySelector("[data-sort=best]").click();
+  seen.lowest = names()[0];
+  document.querySelector("[data-sort=best]").click();
+  seen.highest = names()[0];
+  document.getElementById("all").click();
+  seen.none = ticked.size;
+  document.querySelector("#list [data-group]").click();
+  seen.group = [...ticked].sort();
+  document.body.dataset.seen = JSON.stringify(seen);
+});
+</script>"""
+
+
 @in_a_browser
-@pytest.mark.parametrize("width", [400, 500])
-def test_the_live_list_fits_a_phone(tmp_path: Path, width: int):
-    for name in ("one", "digits-cnn-with-a-longer-name"):
-        record.update(make_run(tmp_path / "runs" / name), record.FINISHED, tags=["baseline"])
-    text = page.templates().get_template("live.html").render(title="Runs").partition("<script")[0]
-    listed = live.render_parts(tmp_path / "runs", [])["list"]
-    code = "const list = document.querySelector('#list .scroll'); document.body.dataset.seen = "
-    code += "JSON.stringify({ hidden: list.scrollWidth - list.clientWidth });"
-    path = tmp_path / "live.html"
-    text = text.replace('<div id="list">', f'<div id="list">{listed}')
-    path.write_text(f"{text}<script>{code}</script>")
-    assert seen_in(visit(tmp_path, path.as_uri(), f"--window-size={width},900")) == {"hidden": 0}
+@pytest.mark.parametrize("width", [1200, 400])
+def test_clicks_on_a_long_list_are_kept_while_it_is_refreshed(tmp_path: Path, width: int):
+    for number in range(20):
+        name = f"digits-cnn-with-a-longer-name-{number}-seed-{number % 2}"
+        run_dir = make_run(tmp_path / "runs" / name, seed=number % 2, lr=0.5 + number // 2)
+        tags = ["baseline"] * (number < 3)
+        state = record.FAILED if number == 7 else record.FINISHED
+        record.update(run_dir, state, best=number / 20, tags=tags)
+
+    class Watched(live.Handler):
+        def _send_text(self, content_type: str, text: str) -> None:
+            super()._send_text(content_type, text.replace("</body>", f"{CLICKED}</body>"))
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Watched, tmp_path / "runs")) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        seen = seen_in(visit(tmp_path, address, f"--window-size={width},900"))
+        server.shutdown()
+    prefix = "digits-cnn-with-a-longer-name"
+    assert seen["ticked"] == [20, 21, 20], "the box for all, too"
+    assert seen["isSameRow"], "a click on a row that is replaced would be lost"
+    assert seen["lines"] == 20
+    assert seen["filtered"] == [[f"{prefix}-1-seed-1"], 3, [f"{prefix}-7-seed-1"], []]
+    assert (seen["lowest"], seen["highest"]) == (f"{prefix}-0-seed-0", f"{prefix}-19-seed-1")
+    assert seen["none"] == 0
+    assert seen["group"] == [f"{prefix}-18-seed-0", f"{prefix}-19-seed-1"]
+    if width == 400:
+        assert seen["hidden"] == 0
 
 
 def visit(tmp_path: Path, address: str, *flags: str) -> str:

@@ -112,6 +112,15 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 def identify(run: Run) -> tuple[str, str]:
     """The seeds of a run, and what it has in common with its repeats."""
+    seeds, others = split_seeds(run)
+    # Without final metrics or configuration it is not known what the run would repeat.
+    if not run.config or not run.final_metrics:
+        return seeds, str(run.run_dir)
+    return seeds, others
+
+
+def split_seeds(run: Run) -> tuple[str, str]:
+    """The seeds of a run, and the rest of what decides its results."""
     seeds = []
     others = []
     for key, value in sorted(run.values.items()):
@@ -120,9 +129,6 @@ def identify(run: Run) -> tuple[str, str]:
             seeds.append((key, value))
         else:
             others.append((key, value))
-    # Without final metrics or configuration it is not known what the run would repeat.
-    if not run.config or not run.final_metrics:
-        return str(seeds), str(run.run_dir)
     # More ranks make the same steps in another time, which the mean of a group would hide.
     return str(seeds), f"{others} {run.status.start.get('world_size')}"
 

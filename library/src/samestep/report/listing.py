@@ -204,7 +204,10 @@ def rows_of(found: dict[str, record.Record]) -> list[tuple[str, ...]]:
 def describe(name: str, status: record.Record) -> tuple[str, ...]:
     """The cells of a run, one for each column of ``HEADING``."""
     state = status.state
-    if status.why:
+    # A search has stopped the trial on purpose, which is neither an error nor an interruption.
+    if status.why.startswith(record.PRUNED):
+        state = status.why
+    elif status.why:
         state += ": " + textwrap.shorten(status.why, WHY_WIDTH, placeholder=ELLIPSIS)
     best = show_best(status)
     epochs = "" if status.epoch is None else str(status.epoch)

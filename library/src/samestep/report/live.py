@@ -8,6 +8,7 @@ samestep report --serve /volume/runs --port 8000
 those that are ticked.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
 from samestep.ranks import environment
-from samestep.report import charts, compare, listing, page
+from samestep.report import charts, compare, listing, overview, page
 from samestep.report.files import Run, read_run
 
 HOSTS = {"127.0.0.1", "localhost"}
@@ -131,27 +132,28 @@ def find_runs(folder: Path, names: Sequence[str]) -> list[Run]:
     return runs
 
 
-def render_parts(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """The changing parts of the page, as HTML.
+def render_parts(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """What the page asks for.
 
     Args:
         folder: of all runs.
         names: of the runs that are ticked.
 
     Returns:
-        ``list`` of all runs; ``comparison`` and ``charts`` of the ticked ones.
+        ``list``: the newest runs, see ``describe_runs``, and in ``num`` how many there are.
+        ``comparison`` and ``charts`` of the ticked ones, as HTML.
     """
-    listed = listing.rows_of(listing.list_runs(folder))
+    found = listing.list_runs(folder)
+    newest = dict(itertools.islice(found.items(), MAX_LISTED))
     runs = find_runs(folder, names)
     parts: Any = page.templates().get_template("parts.html").module
-    # A run that is ticked stays ticked in the list that is drawn now.
-    html = {
-        "list": parts.listing(listing.HEADING, listed[:MAX_LISTED], names, len(listed)),
+    answer: dict[str, Any] = {
+        "list": {**overview.describe_runs(folder, newest), "num": len(found)},
         "comparison": "",
         "charts": "",
     }
     if runs:
-        html["charts"] = parts.curves(charts.charts_of(runs))
+        answer["charts"] = parts.curves(charts.charts_of(runs))
     if len(runs) > 1:
-        html["comparison"] = parts.comparison(compare.compare(runs))
-    return html
+        answer["comparison"] = parts.comparison(compare.compare(runs))
+    return answer

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 FILE = "run.json"
 RUNNING, STOPPED, FAILED, FINISHED = "running", "stopped", "failed", "finished"
+PRUNED = "pruned"
 KILLED = "killed, or its machine was lost: it ended without a message"
 MAX_WHY = 500  # characters of an error message
 

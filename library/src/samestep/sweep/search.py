@@ -17,7 +17,7 @@ from samestep.grid import slots
 from samestep.grid.job_process import MAX_STARTS, is_killed, is_running, last_error, start_job
 from samestep.hydra import project
 from samestep.ranks import process
-from samestep.run import lock
+from samestep.run import lock, record
 from samestep.run.metrics import read_history
 from samestep.sweep.settings import Settings, num_devices
 from samestep.sweep.study import ENDED, Study, make_sampler_and_pruner
@@ -92,6 +92,7 @@ class Search:
                 state = TrialState.COMPLETE
             except optuna.TrialPruned as error:
                 state, reason = TrialState.PRUNED, str(error)
+                self._note_pruned(f"{self.settings.name}-{trial.number}", reason)
             except RunError as error:
                 state, reason = TrialState.FAIL, str(error)
             line = self.study.end_trial(trial, state, best, reason)
@@ -145,6 +146,13 @@ class Search:
             process.terminate()
             while process.poll() is None:
                 await asyncio.sleep(POLL_S)
+
+    def _note_pruned(self, run_id: str, reason: str) -> None:
+        """Say in the record of the run why it was stopped; it knows of a signal only."""
+        run_dir = Path(self.settings.cfg.run_root, run_id)
+        # The runs of a launched search lie elsewhere.
+        if (run_dir / record.FILE).exists():
+            record.try_to_update(run_dir, record.STOPPED, f"{record.PRUNED} {reason}")
 
     def _read_values(self, run_id: str) -> list[float]:
         """The monitored metric of a run after each validation.

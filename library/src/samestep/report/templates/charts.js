@@ -4,6 +4,7 @@
 "use strict";
 
 const MAX_ROWS = 100, PRINTED_ROWS = 20; // of a table
+const MAX_LEGEND = 8; // curves
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 // Plotly reads some HTML in texts.
@@ -155,7 +156,9 @@ function draw(figure) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: ink, size: 12, family: "system-ui, sans-serif" },
     hovermode: "x unified", hoverlabel: { bgcolor: style("--paper"), bordercolor: style("--line"), font: { color: ink } },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, showlegend: chart.curves.length > 1 || chart.curves[0].name !== chart.title,
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+    // Many names would leave no room for the curves; they stand at the pointer.
+    showlegend: chart.curves.length <= MAX_LEGEND && (chart.curves.length > 1 || chart.curves[0].name !== chart.title),
     // A finger scrolls the page; a mouse zooms.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     xaxis: { ...grid, title: { text: chart.axis, standoff: 8 }, tickmode: chart.axis.startsWith("time") ? "auto" : place.dataset.ticks ?? "array", tickvals: ticks },

@@ -1,0 +1,132 @@
+"""The list of runs for the live page: what differs between them, and repeats with their mean."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from samestep.config_keys import KeyScope, scope_of
+from samestep.errors import ConfigError
+from samestep.report import compare, grids, listing
+from samestep.report.estimates import estimate_mean
+from samestep.report.files import Run, show_value
+from samestep.run import record
+from samestep.run.changes import read_config
+from samestep.run_spec import select
+
+MAX_COLUMNS = 8  # of what differs
+MAX_CACHED = 2000  # configurations
+
+
+def describe_runs(folder: Path, found: Mapping[str, record.Record]) -> dict[str, Any]:
+    """The runs of a folder, as the page lists them.
+
+    Args:
+        folder: of the runs.
+        found: their records, in the order of the list.
+
+    Returns:
+        ``columns``: the keys of the configuration that differ. ``runs``: for each run its name,
+        state, best value, progress, tags, grid and values of these keys, and in ``mean`` the mean
+        of its repeats, whose names are in ``repeats``.
+    """
+    known = {name: read_known(folder / name, status) for name, status in found.items()}
+    columns = choose_columns(known, found)
+    grid_of: dict[str, str] = {}
+    for grid in grids.find_grids(folder, found).values():
+        grid_of |= dict.fromkeys(grid.records, grid.name)
+    groups = group_repeats(known, found)
+    runs = []
+    for name, status in found.items():
+        _, state, best, epochs, _, time = listing.describe(name, status)
+        values = {}
+        for key in columns:
+            values[key] = value_of(known[name], key)
+        repeats = groups.get(name, [])
+        runs.append(
+            {
+                "name": name, "state": state, "best": status.best, "shown_best": best,
+                "monitor": status.monitor, "mode": status.mode, "epochs": epochs,
+                "tags": [str(tag) for tag in status.tags], "grid": grid_of.get(name, ""),
+                "time": time, "values": values, "repeats": repeats,
+                "mean": show_mean(repeats, found),
+            }
+        )  # fmt: skip
+    return {"columns": columns, "runs": runs}
+
+
+def read_known(run_dir: Path, status: record.Record) -> Run:
+    """A run without its metrics, which the list does not need."""
+    try:
+        changed_ns = (run_dir / "config.yaml").stat().st_mtime_ns
+    except OSError:
+        changed_ns = 0
+    return Run(run_dir, read_unchanged(run_dir, changed_ns), {}, [], status, [])
+
+
+@lru_cache(maxsize=MAX_CACHED)
+def read_unchanged(run_dir: Path, changed_ns: int) -> dict[str, Any]:
+    """The configuration of a run, read again only if its file has another time of change."""
+    try:
+        return read_config(run_dir)
+    except (ConfigError, OSError):
+        return {}
+
+
+def choose_columns(known: Mapping[str, Run], found: Mapping[str, record.Record]) -> list[str]:
+    """The keys that differ: those that were set for one of the runs, otherwise any."""
+    typed: dict[str, None] = {}
+    for status in found.values():
+        typed |= dict.fromkeys(status.start.get("overridden") or {})
+    any_key: dict[str, None] = {}
+    for run in known.values():
+        any_key |= dict.fromkeys(run.values)
+    for keys in (typed, any_key):
+        # Names, paths and display options differ between all runs.
+        differing = [key for key in keys if is_column(key, known)]
+        if differing:
+            return sorted(differing)[:MAX_COLUMNS]
+    return []
+
+
+def is_column(key: str, known: Mapping[str, Run]) -> bool:
+    """Whether runs have several values of a key."""
+    if scope_of(key) >= KeyScope.COSMETIC:
+        return False
+    # Runs of another program do not have the key, which says nothing about the others.
+    return len({value_of(run, key) for run in known.values()} - {""}) > 1
+
+
+def value_of(run: Run, key: str) -> str:
+    """The value of a key; of a group of the configuration, the choice."""
+    choice = select(run.config, f"choices.{key.replace('.', '/')}")
+    value = choice or select(run.config, key)
+    return "" if value is None else show_value(value)
+
+
+def group_repeats(
+    known: Mapping[str, Run], found: Mapping[str, record.Record]
+) -> dict[str, list[str]]:
+    """For each finished run, the runs that differ from it in their seed only, itself included."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, status in found.items():
+        if status.state != record.FINISHED or status.best is None:
+            continue
+        _, others = compare.split_seeds(known[name])
+        groups.setdefault((others, status.monitor), []).append(name)
+    repeats: dict[str, list[str]] = {}
+    for names in groups.values():
+        if len(names) > 1:
+            repeats |= dict.fromkeys(names, names)
+    return repeats
+
+
+def show_mean(repeats: list[str], found: Mapping[str, record.Record]) -> str:
+    """The mean of the best values of repeats, with its interval; empty for a single run."""
+    values = {}
+    for name in repeats:
+        best = found[name].best
+        if best is not None:
+            values[name] = float(best)
+    estimate = estimate_mean(values)
+    return f"{estimate.text()} (n = {estimate.n})" if estimate else ""
