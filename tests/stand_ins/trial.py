@@ -30,6 +30,7 @@ def main() -> int:
         is_first = len((run_dir / "starts.txt").read_text().splitlines()) == 1
         if "killed" in os.environ.get("FAKE_FAULT", "") and is_first:
             os.kill(os.getpid(), signal.SIGKILL)
+        (run_dir / "run.json").write_text("{}")
         return train(run_dir, float(WORDS["model.optimizer.lr"]))
 
 

@@ -16,6 +16,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from library.tests.programs import PATIENCE_S, until
+from samestep.run import record
 from tests.conftest import ROOT, environment, run, run_code
 
 SWEEP = str(ROOT / "tests/stand_ins/sweep.py")
@@ -116,6 +117,8 @@ def test_bad_trials_end_early_and_the_search_goes_on(tmp_path: Path):
             assert (trial.state.name, reason) == ("FAIL", "val/accuracy is nan or infinite")
         elif lr > 0.0025:
             assert (trial.state.name, reason) == ("PRUNED", "after validation 1")
+            status = record.read(tmp_path / f"digits-lr-{trial.number}")
+            assert (status.state, status.why) == ("stopped", "pruned after validation 1")
         else:
             assert trial.state.name == "COMPLETE"
             assert trial.value == pytest.approx(1 - lr + 0.003, abs=1e-6)

@@ -24,7 +24,7 @@ from samestep.report import charts
 from samestep.report.estimates import BySeed, estimate_difference, estimate_mean
 from samestep.report.files import Run, read_run, show_value
 from samestep.report.tables import Cell, Tables, as_json, print_tables
-from samestep.run import metrics
+from samestep.run import metrics, record
 
 SEED = re.compile(r"(.+\.)?seed")
 DIRECTIONS = {"max": 1, "min": -1}
@@ -112,25 +112,25 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 def identify(run: Run) -> tuple[str, str]:
     """The seeds of a run, and what it has in common with its repeats."""
-    seeds, others = split_seeds(run)
+    seeds, others = split_seeds(run.values, run.status)
     # Without final metrics or configuration it is not known what the run would repeat.
     if not run.config or not run.final_metrics:
         return seeds, str(run.run_dir)
     return seeds, others
 
 
-def split_seeds(run: Run) -> tuple[str, str]:
-    """The seeds of a run, and the rest of what decides its results."""
+def split_seeds(values: Mapping[str, Any], status: record.Record) -> tuple[str, str]:
+    """The seeds of a run, and the rest of what decides its results, of its configuration."""
     seeds = []
     others = []
-    for key, value in sorted(run.values.items()):
+    for key, value in sorted(values.items()):
         # A data set or a sampler may have a seed of its own, such as data.seed.
         if SEED.fullmatch(key):
             seeds.append((key, value))
         else:
             others.append((key, value))
     # More ranks make the same steps in another time, which the mean of a group would hide.
-    return str(seeds), f"{others} {run.status.start.get('world_size')}"
+    return str(seeds), f"{others} {status.start.get('world_size')}"
 
 
 def name_of(group: Group) -> str:

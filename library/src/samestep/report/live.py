@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,9 +24,11 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.report import charts, compare, listing, overview, page
 from samestep.report.files import Run, read_run
+from samestep.run import record
 
 HOSTS = {"127.0.0.1", "localhost"}
 MAX_LISTED = 500  # the newest runs
+FILES = ("config.yaml", "metrics.csv", "metrics.json", record.FILE)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -145,15 +147,41 @@ def render_parts(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """
     found = listing.list_runs(folder)
     newest = dict(itertools.islice(found.items(), MAX_LISTED))
-    runs = find_runs(folder, names)
-    parts: Any = page.templates().get_template("parts.html").module
-    answer: dict[str, Any] = {
+    stamps = []
+    for name in names:
+        # The state too: that of a killed run changes without a file.
+        state = found[name].state if name in found else ""
+        stamps.append((name, state, *times_of(folder / name)))
+    comparison, curves = render_runs(folder, tuple(stamps))
+    return {
         "list": {**overview.describe_runs(folder, newest), "num": len(found)},
-        "comparison": "",
-        "charts": "",
+        "comparison": comparison,
+        "charts": curves,
     }
-    if runs:
-        answer["charts"] = parts.curves(charts.charts_of(runs))
-    if len(runs) > 1:
-        answer["comparison"] = parts.comparison(compare.compare(runs))
-    return answer
+
+
+def times_of(run_dir: Path) -> list[int]:
+    """When the files were changed of which curves and comparisons are made."""
+    times = []
+    for name in FILES:
+        path = run_dir / name
+        times.append(path.stat().st_mtime_ns if path.is_file() else 0)
+    return times
+
+
+@lru_cache(maxsize=8)
+def render_runs(folder: Path, stamps: Sequence[tuple[str | int, ...]]) -> tuple[str, str]:
+    """The comparison and the curves of runs, as HTML; both may be empty.
+
+    A page that is left open asks again and again, on a machine that trains. Unchanged runs cost it
+    nothing.
+
+    Args:
+        folder: of all runs.
+        stamps: the name of each run, and what changes with its files.
+    """
+    runs = find_runs(folder, [str(name) for name, *_ in stamps])
+    parts: Any = page.templates().get_template("parts.html").module
+    comparison = parts.comparison(compare.compare(runs)) if len(runs) > 1 else ""
+    curves = parts.curves(charts.charts_of(runs)) if runs else ""
+    return comparison, curves

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from samestep.config_keys import KeyScope, scope_of
 from samestep.errors import ConfigError
@@ -30,7 +30,7 @@ def describe_runs(folder: Path, found: Mapping[str, record.Record]) -> dict[str,
         state, best value, progress, tags, grid and values of these keys, and in ``mean`` the mean
         of its repeats, whose names are in ``repeats``.
     """
-    known = {name: read_known(folder / name, status) for name, status in found.items()}
+    known = {name: read_known(folder / name) for name in found}
     columns = choose_columns(known, found)
     grid_of: dict[str, str] = {}
     for grid in grids.find_grids(folder, found).values():
@@ -42,38 +42,46 @@ def describe_runs(folder: Path, found: Mapping[str, record.Record]) -> dict[str,
         values = {}
         for key in columns:
             values[key] = value_of(known[name], key)
-        repeats = groups.get(name, [])
+        names, mean = groups.get(name, ([], ""))
         runs.append(
             {
                 "name": name, "state": state, "best": status.best, "shown_best": best,
                 "monitor": status.monitor, "mode": status.mode, "epochs": epochs,
                 "tags": [str(tag) for tag in status.tags], "grid": grid_of.get(name, ""),
-                "time": time, "values": values, "repeats": repeats,
-                "mean": show_mean(repeats, found),
+                "time": time, "values": values, "repeats": names, "mean": mean,
             }
         )  # fmt: skip
     return {"columns": columns, "runs": runs}
 
 
-def read_known(run_dir: Path, status: record.Record) -> Run:
-    """A run without its metrics, which the list does not need."""
+class Known(NamedTuple):
+    """The configuration of a run."""
+
+    config: dict[str, Any]
+    values: dict[str, Any]  # by full keys, see ``Run.values``
+
+
+def read_known(run_dir: Path) -> Known:
+    """The configuration of a run; empty if it cannot be read."""
     try:
         changed_ns = (run_dir / "config.yaml").stat().st_mtime_ns
     except OSError:
         changed_ns = 0
-    return Run(run_dir, read_unchanged(run_dir, changed_ns), {}, [], status, [])
+    return read_unchanged(run_dir, changed_ns)
 
 
 @lru_cache(maxsize=MAX_CACHED)
-def read_unchanged(run_dir: Path, changed_ns: int) -> dict[str, Any]:
+def read_unchanged(run_dir: Path, changed_ns: int) -> Known:
     """The configuration of a run, read again only if its file has another time of change."""
     try:
-        return read_config(run_dir)
+        config = read_config(run_dir)
     except (ConfigError, OSError):
-        return {}
+        config = {}
+    run = Run(run_dir, config, {}, [], record.Record(), [])
+    return Known(config, run.values)
 
 
-def choose_columns(known: Mapping[str, Run], found: Mapping[str, record.Record]) -> list[str]:
+def choose_columns(known: Mapping[str, Known], found: Mapping[str, record.Record]) -> list[str]:
     """The keys that differ: those that were set for one of the runs, otherwise any."""
     typed: dict[str, None] = {}
     for status in found.values():
@@ -89,7 +97,7 @@ def choose_columns(known: Mapping[str, Run], found: Mapping[str, record.Record])
     return []
 
 
-def is_column(key: str, known: Mapping[str, Run]) -> bool:
+def is_column(key: str, known: Mapping[str, Known]) -> bool:
     """Whether runs have several values of a key."""
     if scope_of(key) >= KeyScope.COSMETIC:
         return False
@@ -97,7 +105,7 @@ def is_column(key: str, known: Mapping[str, Run]) -> bool:
     return len({value_of(run, key) for run in known.values()} - {""}) > 1
 
 
-def value_of(run: Run, key: str) -> str:
+def value_of(run: Known, key: str) -> str:
     """The value of a key; of a group of the configuration, the choice."""
     choice = select(run.config, f"choices.{key.replace('.', '/')}")
     value = choice or select(run.config, key)
@@ -105,26 +113,28 @@ def value_of(run: Run, key: str) -> str:
 
 
 def group_repeats(
-    known: Mapping[str, Run], found: Mapping[str, record.Record]
-) -> dict[str, list[str]]:
-    """For each finished run, the runs that differ from it in their seed only, itself included."""
+    known: Mapping[str, Known], found: Mapping[str, record.Record]
+) -> dict[str, tuple[list[str], str]]:
+    """For each finished run that has repeats, their names and the mean of their best values.
+
+    Repeats differ in their seeds only. A run is one of its own.
+    """
     groups: dict[tuple[str, str], list[str]] = {}
     for name, status in found.items():
-        if status.state != record.FINISHED or status.best is None:
-            continue
-        _, others = compare.split_seeds(known[name])
-        groups.setdefault((others, status.monitor), []).append(name)
-    repeats: dict[str, list[str]] = {}
+        if status.state == record.FINISHED and status.best is not None:
+            _, others = compare.split_seeds(known[name].values, status)
+            groups.setdefault((others, status.monitor), []).append(name)
+    repeats: dict[str, tuple[list[str], str]] = {}
     for names in groups.values():
         if len(names) > 1:
-            repeats |= dict.fromkeys(names, names)
+            repeats |= dict.fromkeys(names, (names, show_mean(names, found)))
     return repeats
 
 
-def show_mean(repeats: list[str], found: Mapping[str, record.Record]) -> str:
-    """The mean of the best values of repeats, with its interval; empty for a single run."""
+def show_mean(names: list[str], found: Mapping[str, record.Record]) -> str:
+    """The mean of the best values of repeats, with its interval."""
     values = {}
-    for name in repeats:
+    for name in names:
         best = found[name].best
         if best is not None:
             values[name] = float(best)
