@@ -50,9 +50,8 @@ def test_the_list_and_the_curves_follow_the_runs(served: tuple[Path, str]):
     with (folder / "one/metrics.csv").open("a") as file:
         file.write("3,39,0.125,,,,,\n")
     data = json.loads(ask(f"{address}/data?run=one"))
-    run = data["list"]["runs"][0]
-    assert (run["name"], run["state"]) == ("one", "failed: no space <left>")
-    assert run["tags"] == ["first"]
+    (run,) = (run for run in data["list"]["runs"] if run["name"] == "one")
+    assert (run["state"], run["tags"]) == ("failed: no space <left>", ["first"])
     assert "&#34;x&#34;: [10, 20, 30, 40]" in data["charts"]
     assert data["comparison"] == ""
 
