@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 
@@ -421,6 +422,25 @@ def test_the_saver_of_a_run_has_the_attributes_of_lightnings(tmp_path: Path):
     saver = part.trainer.checkpoint_callback
     assert saver.best_model_path == saver.last_model_path == str(saver.last)
     assert (saver.best_model_score, saver.best_k_models) == (None, {})
+
+
+def test_bar_and_summary_of_lightning_are_there_once_after_continuing(tmp_path: Path, capsys):
+    def bars() -> list[L.Callback]:
+        # Without a limit it would draw some of the steps only.
+        return [TQDMProgressBar(refresh_rate=1)]
+
+    shown = {"enable_progress_bar": True, "enable_model_summary": True, "callbacks": bars}
+    parts = fit(tmp_path / "one", places=[(1, 1)], **shown)
+    printed = capsys.readouterr().out
+    assert printed.count("Trainable params") == len(parts) == 2
+    before, after = printed.split("Continuing: ")
+    counts = [
+        [int(count) for count in re.findall(r"Epoch 1:[^\r\n]*? (\d)/4 ", part)]
+        for part in (before, after)
+    ]
+    assert sorted({*counts[0]}) == [0, 1, 2]
+    # Where the bar is made it knows nothing of the epoch yet.
+    assert sorted({*counts[1]}) == [0, 3, 4]
 
 
 def find_rate(model: L.LightningModule, trainer: L.Trainer) -> None:

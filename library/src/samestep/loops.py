@@ -38,6 +38,7 @@ from typing import Any, TypeVar
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import (
     _DataFetcher,
@@ -373,6 +374,11 @@ class FitLoop(_FitLoop):
         """Defer signals from here on, and compare attributes when every hook has set its own."""
         stopping.defer()
         super().on_run_start()
+        if self.restarted_mid_epoch:
+            # Lightning calls `on_train_epoch_start` of no callback then, in which this bar learns
+            # the number of the epoch and its length.
+            for bar in callbacks_of(self.trainer, TQDMProgressBar):
+                bar.on_train_epoch_start(self.trainer)
         self.clock = wall_time.current()
         if self.attributes is not None:
             self.attributes.begin(self.trainer, self.trainer.lightning_module)

@@ -236,6 +236,8 @@ def terminal(monkeypatch):
     """Run a function with stdout on a terminal of 80 columns; returns what the terminal got."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
+    # Another test may have made it, for another stdout.
+    monkeypatch.setattr("rich._console", None)
 
     def run(function):
         ours, theirs = pty.openpty()
@@ -266,8 +268,8 @@ def test_a_terminal_gets_a_bar_and_one_line_per_epoch(tmp_path, clock, terminal)
     shown = terminal(run)
     looks = [look.strip() for look in re.split(r"[\r\n]+", ESCAPE.sub("", shown))]
     bars = [re.sub(r" \W+( |$)", " | ", look).strip() for look in looks if BAR in look]
-    epoch = "loss 0.5000  accuracy 0.7500  8 ima"  # cut where the terminal ends
-    assert [bar[: bar.index(" ima") + 4] if " ima" in bar else bar for bar in bars] == [
+    epoch = "loss 0.5000  accuracy 0.7500"  # there is no room for the speed
+    assert bars == [
         "starting |",
         f"epoch 1/2  step 1/8 | {epoch}",
         f"epoch 1/2  step 2/8 | 0:00:06 left {epoch}",
@@ -295,7 +297,6 @@ def test_sixty_columns_keep_the_bar_the_step_and_the_time_left(
 ):
     def run():
         monkeypatch.setenv("COLUMNS", "60")
-        monkeypatch.setattr("rich._console", None)
         # Large numbers: epochs and steps of three digits.
         new_trainer(tmp_path, new_progress(1e9), max_epochs=200).fit(Model(clock))
 
@@ -303,14 +304,13 @@ def test_sixty_columns_keep_the_bar_the_step_and_the_time_left(
     live = [look for look in looks if " left" in look]
     assert live
     for look in live:
-        assert re.match(r"epoch +\d+/200  step +\d+/800 \W+\d+:\d\d:\d\d left loss", look)
+        assert re.match(r"epoch +\d+/200  step +\d+/800 \W+\d+:\d\d:\d\d left", look)
         assert len(look) <= 60
 
 
 def test_a_narrow_terminal_keeps_the_epoch(tmp_path, clock, terminal, monkeypatch):
     def run():
         monkeypatch.setenv("COLUMNS", "40")
-        monkeypatch.setattr("rich._console", None)  # of other tests, and as wide as theirs was
         new_trainer(tmp_path, new_progress(1e9), max_epochs=2).fit(Model(clock))
 
     looks = [look.strip() for look in re.split(r"[\r\n]+", ESCAPE.sub("", terminal(run)))]

@@ -4,6 +4,7 @@ import math
 import re
 import sys
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -82,7 +83,7 @@ class Progress(ShowsProgress):
             transient=True,
             expand=True,
         )
-        # On a narrow terminal the metrics are cut. rich would take from each column.
+        # On a narrow terminal metrics are left out. rich would take from each column.
         self._room = self._bar.console.width - width - BAR_WIDTH - width_left - len("   ")
         self._task = self._bar.add_task("starting", total=None, left="", facts="")
         self._bar.start()
@@ -106,7 +107,7 @@ class Progress(ShowsProgress):
         if self._bar is None:
             self._write([*place, *metrics, speed, *left])
             return
-        facts = "  ".join([*metrics, speed])[: max(0, self._room)]
+        facts = join_within([*metrics, speed], self._room)
         self._bar.update(self._task, completed=trainer.global_step, total=self._steps)
         self._bar.update(self._task, description="  ".join(place), left="".join(left), facts=facts)
         self._bar.refresh()
@@ -210,6 +211,17 @@ class Progress(ShowsProgress):
 def fixed_column(width: int) -> Column:
     """A column that a narrow terminal does not shrink."""
     return Column(no_wrap=True, min_width=width)
+
+
+def join_within(texts: Iterable[str], room: int) -> str:
+    """The first of these texts that fit into so many columns; a number is never cut."""
+    joined = ""
+    for text in texts:
+        longer = f"{joined}  {text}" if joined else text
+        if len(longer) > room:
+            break
+        joined = longer
+    return joined
 
 
 def epoch_metrics(trainer: L.Trainer) -> dict[str, Any]:
