@@ -115,8 +115,9 @@ def read_predictions(run_dir: Path) -> list[PredictionFile]:
         if path in beside:
             continue
         size = path.stat().st_size
-        if path.suffix in PICTURES and path.with_suffix(".csv") in beside:
-            size = max(size, path.with_suffix(".csv").stat().st_size)
+        if path.with_suffix(".csv") in beside:
+            # The page may contain both.
+            size += path.with_suffix(".csv").stat().st_size
         if path.suffix in PICTURES and size <= bytes_left:
             bytes_left -= size
             files.append(read_picture(path))
@@ -175,18 +176,24 @@ def read_drawing(path: Path) -> dict[str, Any]:
         return {}
     rows = [row for row in rows if len(row) == len(heading)]
     if "picture" in heading:
-        column = heading.index("picture")
-        tiles = []
-        for row in rows:
-            words = [f"{name} {cell}" for name, cell in zip(heading, row, strict=True)]
-            del words[column]
-            # Any other address would make the page ask a server.
-            if row[column].startswith("data:"):
-                tiles.append((row[column], ", ".join(words)))
-        return {"tiles": tiles, "source": ""} if tiles else {}
-    if rows and all(cell.isdecimal() for row in rows for cell in row[1:]):
+        return find_tiles(heading, rows)
+    numbers = [cell for row in rows for cell in row[1:]]
+    if numbers and all(map(str.isdecimal, numbers)):
         return {"rows": [heading, *rows]}
     return {}
+
+
+def find_tiles(heading: list[str], rows: Sequence[list[str]]) -> dict[str, Any]:
+    """The small pictures of a table with their captions, instead of the large picture."""
+    column = heading.index("picture")
+    tiles = []
+    for row in rows:
+        words = [f"{name} {cell}" for name, cell in zip(heading, row, strict=True)]
+        del words[column]
+        # Any other address would make the page ask a server.
+        if row[column].startswith("data:"):
+            tiles.append((row[column], ", ".join(words)))
+    return {"tiles": tiles, "source": ""} if tiles else {}
 
 
 def read_table_or_text(path: Path) -> PredictionFile:

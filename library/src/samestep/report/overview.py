@@ -30,6 +30,7 @@ def describe_runs(folder: Path, found: Mapping[str, record.Record]) -> dict[str,
         state, best value, progress, tags, grid and values of these keys, and in ``mean`` the mean
         of its repeats, whose names are in ``repeats``.
     """
+    # The record of a run is small and always read anew; a configuration is neither.
     known = {name: read_known(folder / name) for name in found}
     columns = choose_columns(known, found)
     grid_of: dict[str, str] = {}
@@ -83,6 +84,7 @@ def read_unchanged(run_dir: Path, changed_ns: int) -> Known:
 
 def choose_columns(known: Mapping[str, Known], found: Mapping[str, record.Record]) -> list[str]:
     """The keys that differ: those that were set for one of the runs, otherwise any."""
+    # A dict is a set with an order.
     typed: dict[str, None] = {}
     for status in found.values():
         typed |= dict.fromkeys(status.start.get("overridden") or {})
@@ -121,6 +123,7 @@ def group_repeats(
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name, status in found.items():
+        # The best value of a run that is not over may still improve.
         if status.state == record.FINISHED and status.best is not None:
             _, others = compare.split_seeds(known[name].values, status)
             groups.setdefault((others, status.monitor), []).append(name)
