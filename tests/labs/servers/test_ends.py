@@ -8,7 +8,7 @@ import pytest
 
 from samestep.run.save_time import NOTE
 from tests.conftest import ROOT
-from tests.labs.servers.conftest import SAVES, STARTED_POD, Cluster, Object, until
+from tests.labs.servers.conftest import SAVES, Cluster, Object, until
 from tests.labs.servers.test_runs import evict
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
@@ -90,16 +90,25 @@ def test_evictions_that_the_run_causes_itself_end_it(cluster: Cluster) -> None:
     words = ("trainer.num_nodes=1", "cluster.backoff_limit=1")
     assert cluster.launch("k8s", "mine", *words).returncode == 0
     follower = cluster.follow("mine", started=1)
-    for number in (1, 2):
-        (pod,) = until(lambda: cluster.pods("mine", "Running"))
-        follower.until_shown(STARTED_POD, number)
-        evict_for_a_full_disk(cluster, pod["metadata"]["name"])
+    evicted: list[str] = []
+    for _ in range(2):
+        (name,) = until(lambda: find_new_pods(cluster, evicted))
+        # It has counted its start before it says so.
+        follower.until_shown(f"started {name}")
+        evict_for_a_full_disk(cluster, name)
+        evicted.append(name)
         assert "it was evicted (The node was low on" in status_of(cluster)
     exit_code, log = follower.end()
     assert exit_code == 1
     assert "2 starts in a row have saved no new checkpoint" in log
     failed = cluster.get("jobs", "mine")["status"]["conditions"]
     assert "PodFailurePolicy" in [condition.get("reason") for condition in failed]
+
+
+def find_new_pods(cluster: Cluster, evicted: list[str]) -> list[str]:
+    """The names of the pods that run, but for those that were evicted a moment ago."""
+    names = [pod["metadata"]["name"] for pod in cluster.pods("mine", "Running")]
+    return [name for name in names if name not in evicted]
 
 
 def evict_for_a_full_disk(cluster: Cluster, pod: str) -> None:
