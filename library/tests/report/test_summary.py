@@ -7,7 +7,7 @@ import yaml
 
 from library.tests.report.fake import make_run
 from samestep.report.files import read_run
-from samestep.report.summary import facts_of, resume_command, summarize
+from samestep.report.summary import facts_of, resume_command, show_last_losses, summarize
 from samestep.run import record
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.metrics import count_epochs, count_steps
@@ -33,6 +33,7 @@ Finished: {run_dir}
   epochs         3
   test/score     0.8750
   val/score      0.7000 in epoch 3
+  last epoch     train/loss 0.3333, val/loss 0.2500
   training time  6.0 s
   points/s       100.0
 Report
@@ -41,6 +42,19 @@ Next
   python evaluate.py '{run_dir}'
   RUN_ID=mine python train.py seed=3 trainer.max_epochs=6"""
     )
+
+
+def test_the_mean_of_the_last_epoch_is_beside_that_of_its_validation():
+    step = {"train/loss": 9.0, "step/loss": 9.0}
+    first = {**step, "train/loss_epoch": 4.0, "val/loss": 5.0, "time/epoch_s": 1.0}
+    last = first | {"train/loss_epoch": 2.0, "val/loss": 3.0, "train/penalty_loss": 1.0}
+    rows = [step, first, step, last, {"test/loss": 6.0}]
+    assert show_last_losses(rows) == {"last epoch": "train/loss 2.000, val/loss 3.000"}
+    forked = {"train_loss_step": 9.0, "train_loss_epoch": 2.0, "val_loss": 3.0, "time/epoch_s": 1.0}
+    assert show_last_losses([forked]) == {"last epoch": "train_loss 2.000, val_loss 3.000"}
+    # Without a validation there is nothing to compare, and without an epoch no mean.
+    assert show_last_losses([{"train/loss": 2.0, "time/epoch_s": 1.0}]) == {}
+    assert show_last_losses([step]) == {}
 
 
 def test_every_metric_of_a_test_is_named_unless_it_is_a_part_of_another(run_dir: Path):

@@ -65,6 +65,7 @@ def facts_of(run: Run) -> dict[str, str]:
     facts |= show_test_metrics(run)
     if run.status.best is not None:
         facts[run.status.monitor] = f"{show(run.status.best)} in epoch {run.status.best_epoch}"
+    facts |= show_last_losses(run.rows)
     seconds = run.final_metrics.get("time/total_s")
     if seconds:
         facts["training time"] = f"{seconds:,.1f} s"
@@ -88,6 +89,24 @@ def describe_repeat(repeat: Mapping[str, Any]) -> str:
     if result == ROUNDED:
         text += f"; relative difference of losses {repeat.get('largest')} at most"
     return text
+
+
+def show_last_losses(rows: metrics.Rows) -> dict[str, str]:
+    """The losses of the last epoch, each a mean: of training, and of validation beside it."""
+    ends = [row for row in rows if "time/epoch_s" in row]
+    if not ends:
+        return {}
+    means = {}
+    for name, value in ends[-1].items():
+        # A loss that is logged per step has the last step here, and its mean beside it.
+        if f"{name}_epoch" not in ends[-1]:
+            means[name.removesuffix("_epoch")] = value
+    for name in sorted(means):
+        partner = name.replace("train", "val", 1)
+        if "loss" in name.lower() and partner != name and partner in means:
+            text = f"{name} {show(means[name])}, {partner} {show(means[partner])}"
+            return {"last epoch": text}
+    return {}
 
 
 def show_speeds(run: Run) -> dict[str, str]:
