@@ -104,7 +104,7 @@ def test_a_full_disk_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("samestep.run.history.write_text", refuse)
     history = History(tmp_path)
-    with pytest.raises(WriteError, match=r"metrics.csv cannot be written: No space .* Free"):
+    with pytest.raises(WriteError, match=r"metrics.csv cannot be written: No space .* free "):
         history.finalize("success")
     history.finalize("failed")  # the error that came first is on its way
 

@@ -20,7 +20,6 @@ from project.data.images import Batch
 from samestep import gather
 
 GRID_IMAGES = 64  # at most
-TILE_SIZE = 96  # pixels of an image in the report
 NUM_MISTAKES = 5  # in words
 
 
@@ -146,8 +145,8 @@ def write_confusion(path: Path, confusion: Tensor, class_names: list[str]) -> No
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["truth / guess", *class_names])
-        for name, counts in zip(class_names, confusion.tolist(), strict=True):
-            writer.writerow([name, *counts])
+        counts = confusion.tolist()
+        writer.writerows([name, *row] for name, row in zip(class_names, counts, strict=True))
 
 
 def write_grid(path: Path, grid: list[Prediction]) -> None:
@@ -157,8 +156,7 @@ def write_grid(path: Path, grid: list[Prediction]) -> None:
         writer.writerow(["picture", "guess", "truth", "probability"])
         for p in grid:
             image = Image.fromarray(p.pixels)
-            # Larger ones would fill the report.
-            image.thumbnail((TILE_SIZE, TILE_SIZE))
+            image.thumbnail((96, 96))  # larger ones would fill the report
             content = io.BytesIO()
             image.save(content, "PNG")
             address = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"

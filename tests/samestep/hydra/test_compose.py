@@ -253,7 +253,7 @@ def test_flags_and_overrides():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--data=mnist"], "--data=mnist: no such option; --help lists all"),
+        (["--data=mnist"], "--data=mnist: no such option; did you mean data=mnist?"),
         (["--multi-run"], "--multi-run: no such option; did you mean --multirun?"),
         (["--cfg", "nope"], "invalid choice: 'nope'"),
         (["-m", "--cfg", "job"], "--cfg/-c: not allowed with argument --multirun/-m"),

@@ -181,7 +181,7 @@ def test_a_search_submits_its_trials_and_cancels_a_pruned_one(launcher, tmp_path
         "found-0": "PRUNED", "found-1": "COMPLETE",
     }  # fmt: skip
     pruned, complete = (record.read(tmp_path / f"found-{n}") for n in range(2))
-    assert (pruned.state, pruned.why) == ("stopped", "SIGTERM")
+    assert (pruned.state, pruned.why) == ("stopped", "pruned after validation 1")
     assert pruned.epoch < 4
     assert (complete.state, complete.epoch) == ("finished", 4)
     assert "found-0: cancelled" in (folder / "logs/found-0.log").read_text()

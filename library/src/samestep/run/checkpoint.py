@@ -645,11 +645,12 @@ def with_plain_tensors(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list
 
 
 def size_of(checkpoint: dict[str, Any]) -> int:
-    """The bytes of all tensors in a checkpoint."""
+    """The bytes of all tensors in a checkpoint, without sparse ones, which do not say theirs."""
     sizes: list[int] = []
 
     def add(path: str, tensor: torch.Tensor) -> torch.Tensor:
-        sizes.append(tensor.nbytes)
+        if tensor.layout is torch.strided:
+            sizes.append(tensor.nbytes)
         return tensor
 
     map_tensors(checkpoint, add)
