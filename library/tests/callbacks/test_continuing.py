@@ -217,8 +217,9 @@ def test_a_run_that_chooses_when_it_saves_continues_from_there(
     assert first == (0, 0)
     assert second in {(0, 1), (0, 2)}
     assert third in {(1, 0), (1, 1)}
-    # Once in each start: the one of the other run, and three of this one.
-    assert capsys.readouterr().out.count("(save_every_s=auto): a save costs") == 4
+    # Once in each start: the one of the other run, and three of this one, of which the first may be
+    # killed before its save is complete.
+    assert capsys.readouterr().out.count("(save_every_s=auto): a save costs") in {3, 4}
 
     known = record.read(tmp_path / "parts")
     assert known.save_price_s > 0
