@@ -127,9 +127,11 @@ Trainer(**options).fit(Slow(), batches(64), batches(1))
 """
 
 
-def test_ctrl_c_is_answered_at_once_and_the_second_one_ends_the_run(tmp_path: Path):
-    # Of several ranks one may not end before its agent kills it: issue 47, point 11.
-    run = Run(tmp_path, "1", script=LONG_VALIDATION)
+@pytest.mark.parametrize("launcher", [("1",), ("2",), SAMESTEP_RUN])
+def test_ctrl_c_is_answered_at_once_and_the_second_one_ends_the_run(
+    tmp_path: Path, launcher: tuple[str, ...]
+):
+    run = Run(tmp_path, *launcher, script=LONG_VALIDATION)
     run.wait_for("validating")
     run.process.send_signal(signal.SIGINT)
     run.wait_for(STOPPING)

@@ -6,11 +6,9 @@ the versions from above.
 """
 
 import inspect
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -716,12 +714,10 @@ def interrupt_ranks(agent: "LocalElasticAgent", is_training: Callable[[], bool])
         try:
             shut_down(death_sig, **options)
         except SignalException as second:
-            processes: Any = agent._pcontext
-            if second.sigval == signal.SIGINT and processes is not None:
-                for pid in processes.pids().values():
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGINT)
-            # torch calls ``_shutdown`` again, which waits for them.
+            if second.sigval == signal.SIGINT:
+                # It waits for the ranks. torch's SIGTERM follows, and must not come at once: Linux
+                # may give both signals to another thread, so that neither wakes the main one.
+                shut_down(signal.SIGINT, **options)
             raise
 
     agent._shutdown = shut_down_quietly  # type: ignore[assignment, method-assign]
