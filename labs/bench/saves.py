@@ -26,63 +26,65 @@ WIDTHS = {"76": 795, "1000": 2885}
 """Of each layer, by the MB of its weights and the state of Adam."""
 NUM_SAVES = 5
 
-Save = Callable[[dict[str, Any]], Callable[[], object]]
-"""Saves a checkpoint; what it returns waits until that is on the disk."""
+Save = Callable[[dict[str, Any], Path], Callable[[], object]]
+"""Saves a checkpoint to a path; what it returns waits until that is on the disk."""
 
 
 def ours(size: str) -> dict[str, float]:
     """The IO of every run, and its commit."""
-    with tempfile.TemporaryDirectory() as folder:
-        io = AtomicCheckpointIO()
-        io.in_background = True
+    io = AtomicCheckpointIO()
+    io.in_background = True
 
-        def save(checkpoint: dict[str, Any]) -> Callable[[], object]:
-            io.commit()
-            io.save_checkpoint(checkpoint, Path(folder, "last.ckpt"))
-            return io.wait
+    def save(checkpoint: dict[str, Any], path: Path) -> Callable[[], object]:
+        io.commit()
+        io.save_checkpoint(checkpoint, path)
+        return io.wait
 
-        return measure(size, save)
+    return measure(size, save)
 
 
 def waits(size: str) -> dict[str, float]:
     """torch.save and fsync, while training waits."""
-    with tempfile.TemporaryDirectory() as folder:
 
-        def save(checkpoint: dict[str, Any]) -> Callable[[], object]:
-            with Path(folder, "last.ckpt").open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            return bool
+    def save(checkpoint: dict[str, Any], path: Path) -> Callable[[], object]:
+        with path.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        return bool
 
-        return measure(size, save)
+    return measure(size, save)
 
 
 def lightning(size: str) -> dict[str, float]:
     """AsyncCheckpointIO, which copies each tensor, and leaves the file to a thread."""
-    with tempfile.TemporaryDirectory() as folder:
-        io = AsyncCheckpointIO(TorchCheckpointIO())
+    io = AsyncCheckpointIO(TorchCheckpointIO())
 
-        def save(checkpoint: dict[str, Any]) -> Callable[[], object]:
-            io.save_checkpoint(checkpoint, Path(folder, "last.ckpt"))
-            return io.teardown
+    def save(checkpoint: dict[str, Any], path: Path) -> Callable[[], object]:
+        io.save_checkpoint(checkpoint, path)
+        return io.teardown
 
-        return measure(size, save)
+    return measure(size, save)
 
 
 def dcp(size: str) -> dict[str, float]:
-    """async_save of torch.distributed.checkpoint, in one process."""
-    with tempfile.TemporaryDirectory() as folder:
+    """async_save of torch.distributed.checkpoint, in one process; it writes a folder."""
 
-        def save(checkpoint: dict[str, Any]) -> Callable[[], object]:
-            future: Any = async_save(checkpoint, checkpoint_id=Path(folder, "last"), no_dist=True)
-            return future.result
+    def save(checkpoint: dict[str, Any], path: Path) -> Callable[[], object]:
+        future: Any = async_save(checkpoint, checkpoint_id=path, no_dist=True)
+        return future.result
 
-        return measure(size, save)
+    return measure(size, save)
 
 
 def measure(size: str, save: Save) -> dict[str, float]:
     """The seconds of a save after the first, in which nothing else is done."""
+    with tempfile.TemporaryDirectory() as folder:
+        return {"value": median(time_saves(size, save, Path(folder, "last.ckpt"))[1:])}
+
+
+def time_saves(size: str, save: Save, path: Path) -> list[float]:
+    """The seconds of each save."""
     width = WIDTHS[size]
     net = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
     optimizer = torch.optim.Adam(net.parameters())
@@ -96,7 +98,7 @@ def measure(size: str, save: Save) -> dict[str, float]:
             "optimizer_states": [optimizer.state_dict()],
         }
         started = time.perf_counter()
-        wait = save(checkpoint)
+        wait = save(checkpoint, path)
         seconds.append(time.perf_counter() - started)
         wait()
-    return {"value": median(seconds[1:])}
+    return seconds

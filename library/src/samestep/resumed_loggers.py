@@ -37,8 +37,11 @@ KINDS = CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 def take_places(loggers: Iterable[Logger], run_dir: Path) -> None:
     """Let each logger go on where the run has logged before; on every rank."""
+    named = names_of(loggers)
+    if not named:
+        return
     known = record.read(run_dir)
-    for name, logger in names_of(loggers).items():
+    for name, logger in named.items():
         place, place_before = compat.place_of(logger), known.trackers.get(name)
         if place_before is None:
             continue
@@ -174,7 +177,7 @@ def step_of(row: Mapping[str, str | None]) -> float:
 def send_only_new(client: Any, run_id: str) -> None:
     """Let a client of MLflow send no value twice, nor a parameter, which MLflow cannot change."""
     # Imported here: no other run needs it.
-    from samestep.loggers import KnownRun, read_mlflow_metrics
+    from samestep.loggers import KnownRun, compare_parameters, read_mlflow_metrics
 
     found = client.get_run(run_id)
     run = KnownRun(run_id, found.data.params, found.data.metrics)
@@ -185,13 +188,11 @@ def send_only_new(client: Any, run_id: str) -> None:
         run_id: str, metrics: Sequence[Any] = (), params: Sequence[Any] = (), **options: Any
     ) -> None:
         new_metrics = [m for m in metrics if (m.key, m.step, m.value) not in known]
-        new_params = []
-        for param in params:
-            before = run.params.get(param.key)
-            if before is None:
-                new_params.append(param)
-            elif before != param.value:
-                client.set_tag(run_id, f"changed/{param.key}", param.value)
+        values = {param.key: param.value for param in params}
+        new, changed = compare_parameters(values, run.params)
+        for key, value in changed.items():
+            client.set_tag(run_id, f"changed/{key}", value)
+        new_params = [param for param in params if param.key in new]
         log_batch(run_id, metrics=new_metrics, params=new_params, **options)
 
     client.log_batch = log_new

@@ -110,11 +110,9 @@ class Predictions(L.Callback):
 
 def write_guesses(path: Path, rows: Tensor, class_names: list[str]) -> None:
     """Write a table of guesses, in the order of the data set."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["id", "truth", "guess", "probability"])
-        for *row, probability in name_guesses(rows[rows[:, 0].argsort()], class_names):
-            writer.writerow([*row, f"{probability:.6f}"])
+    named = name_guesses(rows[rows[:, 0].argsort()], class_names)
+    guesses = [[*row, f"{probability:.6f}"] for *row, probability in named]
+    write_table(path, ["id", "truth", "guess", "probability"], guesses)
 
 
 def count_confusion(rows: Tensor, num_classes: int) -> Tensor:
@@ -142,25 +140,27 @@ def describe_confusion(confusion: Tensor, class_names: list[str]) -> str:
 
 def write_confusion(path: Path, confusion: Tensor, class_names: list[str]) -> None:
     """Write the counts as a table with a row for each truth and a column for each guess."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["truth / guess", *class_names])
-        counts = confusion.tolist()
-        writer.writerows([name, *row] for name, row in zip(class_names, counts, strict=True))
+    counts = zip(class_names, confusion.tolist(), strict=True)
+    write_table(path, ["truth / guess", *class_names], [[name, *row] for name, row in counts])
 
 
 def write_grid(path: Path, grid: list[Prediction]) -> None:
     """Write a table with an image in each row, which the report shows with its guess."""
+    tiles = []
+    for p in grid:
+        image = Image.fromarray(p.pixels)
+        image.thumbnail((96, 96))  # larger ones would fill the report
+        content = io.BytesIO()
+        image.save(content, "PNG")
+        address = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+        tiles.append([address, p.guess, p.truth, f"{p.probability:.1%}"])
+    write_table(path, ["picture", "guess", "truth", "probability"], tiles)
+
+
+def write_table(path: Path, heading: list[str], rows: list[list[Any]]) -> None:
+    """Write a table with commas."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["picture", "guess", "truth", "probability"])
-        for p in grid:
-            image = Image.fromarray(p.pixels)
-            image.thumbnail((96, 96))  # larger ones would fill the report
-            content = io.BytesIO()
-            image.save(content, "PNG")
-            address = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
-            writer.writerow([address, p.guess, p.truth, f"{p.probability:.1%}"])
+        csv.writer(file, lineterminator="\n").writerows([heading, *rows])
 
 
 def describe_grid(grid: list[Prediction], num_ranks: int) -> str:

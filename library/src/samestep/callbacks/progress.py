@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from samestep.callbacks.checkpoints import Checkpoints, or_infinite
-from samestep.callbacks.clock import synchronized_time
+from samestep.callbacks.clock import StepPace, synchronized_time
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.rank_state import epoch_means
 from samestep.data.loader import count_samples
@@ -58,7 +58,7 @@ class Progress(ShowsProgress):
         """Open the bar on a terminal and start the clocks."""
         self._steps = or_infinite(trainer.estimated_stepping_batches)
         self._epochs = or_infinite(trainer.max_epochs)
-        self._first_shown: tuple[float, int] | None = None  # time and step
+        self._pace = StepPace()
         self._due = -math.inf  # when to show something again
         self._start = time.perf_counter()
         self._samples = 0.0  # of this epoch, on all ranks
@@ -191,15 +191,10 @@ class Progress(ShowsProgress):
 
     def _time_left(self, trainer: L.Trainer) -> list[str]:
         """The time that is left; empty if it is not known."""
-        now, step = time.perf_counter(), trainer.global_step
         # Counted from the first time that something is shown, after a slow first step.
-        if self._first_shown is None:
-            self._first_shown = now, step
-        first, first_step = self._first_shown
-        if not first_step < step < self._steps < math.inf:
-            return []
-        seconds = (now - first) / (step - first_step) * (self._steps - step)
-        return [f"{timedelta(seconds=math.ceil(seconds))} left"]
+        seconds = self._pace.seconds_left(trainer.global_step, self._steps)
+        # After the last step there is nothing to say.
+        return [f"{timedelta(seconds=math.ceil(seconds))} left"] if seconds else []
 
     def _write(self, facts: list[str]) -> None:
         """Leave a line; rich puts it above the bar."""

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import lightning as L
 
 from samestep.callbacks.checkpoints import or_infinite
+from samestep.callbacks.clock import StepPace
 from samestep.callbacks.notes import print_note
 from samestep.ranks import environment
 from samestep.run.history import History
@@ -44,7 +45,7 @@ class TrainJobProgress(L.Callback):
     def __init__(self, history: History) -> None:
         self.history = history
         self._num_steps = math.inf
-        self._first = 0.0, 0  # time and step from which the time that is left is estimated
+        self._pace = StepPace()
         self._due = 0.0
         self._sender: threading.Thread | None = None
         self._has_failed = False
@@ -52,7 +53,7 @@ class TrainJobProgress(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock at the step from which the run resumes."""
         self._num_steps = or_infinite(trainer.estimated_stepping_batches)
-        self._first = time.monotonic(), trainer.global_step
+        self._pace.start(trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         """Report now and then."""
@@ -90,10 +91,9 @@ class TrainJobProgress(L.Callback):
             # With several optimizers a step counts several times.
             done = min(1.0, step / max(1, self._num_steps))
             status["progressPercentage"] = int(100 * done)
-        start, first_step = self._first
-        if first_step < step <= self._num_steps < math.inf:
-            pace_s = (time.monotonic() - start) / (step - first_step)
-            status["estimatedRemainingSeconds"] = math.ceil(pace_s * (self._num_steps - step))
+        seconds = self._pace.seconds_left(step, self._num_steps)
+        if seconds is not None:
+            status["estimatedRemainingSeconds"] = math.ceil(seconds)
         return {"trainerStatus": status}
 
     def _send(self, trainer: L.Trainer, report: dict[str, Any]) -> None:

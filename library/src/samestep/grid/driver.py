@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.errors import remedy_of
 from samestep.grid.job_process import (
     MAX_STARTS,
     claim,
@@ -269,6 +270,6 @@ class Driver:
 def describe_full(folder: Path, error: OSError) -> str:
     """What happened to the folder of a grid that cannot be written, and how to go on."""
     return (
-        f"{error.filename or folder} cannot be written: {error.strerror}; free some space, and "
+        f"{error.filename or folder} cannot be written: {error.strerror}; {remedy_of(error)}, and "
         "repeat the command to continue"
     )
