@@ -7,7 +7,7 @@ python -m labs.bench mnist --no-table       # only into runs/bench.json
 
 Each repeat starts every contender in a process of its own, in turn: A B B A. Contenders of one
 recipe must have the same losses, or their times do not count and the exit code is 1. The results
-go to runs/bench.json, and into the table of docs/performance.md.
+go to runs/bench.json, and into the table of labs/bench/results.md.
 """
 
 import json
@@ -24,7 +24,7 @@ from labs.command import make_parser
 from samestep.ranks import process
 from samestep.run.provenance import machine_info
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "labs/bench/results.md"
 RESULTS = ROOT / "runs" / "bench.json"
 HEADINGS = ["workload", "compared", "median (95 % interval)", "n", "met", "peak MiB"]
 
@@ -85,9 +85,7 @@ def main() -> None:
     parser = make_parser("bench", __doc__)
     parser.add_argument("words", nargs="*", help="parts of the names of rows; none: every row")
     parser.add_argument("--repeats", type=int, default=9, help="default: 9")
-    parser.add_argument(
-        "--no-table", action="store_true", help="leave docs/performance.md as it is"
-    )
+    parser.add_argument("--no-table", action="store_true", help="leave results.md as it is")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="samestep-bench-") as folder:
         rows = all_rows(Path(folder))

@@ -1,7 +1,7 @@
 """What a step launches, beside what a bare loop does: operations of torch, by who calls them.
 
 python -m labs.bench.operations             # both tables; a minute without a GPU
-python -m labs.bench.operations --no-table  # leave docs/performance.md as it is
+python -m labs.bench.operations --no-table  # leave results.md as it is
 
 Each operation costs the process 5 to 10 us on a GPU, whatever it computes. Without a GPU ours goes
 the way of one: losses and gradients are not read in each step, and a fused optimizer skips a step
@@ -39,7 +39,7 @@ TASK = "operations"
 FIRST_STEP = 50
 NUM_STEPS = 100
 LIMIT = 12  # operations of a step of ours that a bare loop does not have
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "labs/bench/results.md"
 MARKERS = ("<!-- operations -->\n", "<!-- end of operations -->")
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 

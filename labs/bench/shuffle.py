@@ -1,6 +1,6 @@
 """How well Blocks shuffles, beside a full shuffle: where samples move to, and what a net learns.
 
-python -m labs.bench.shuffle               # 10 seeds: the table of docs/large.md, in two minutes
+python -m labs.bench.shuffle               # 10 seeds: the table of results.md, in two minutes
 python -m labs.bench.shuffle --seeds 3
 
 An MLP learns the digits in 20 epochs of 23 batches of 60. Their rows are mixed, as convert.py

@@ -1,7 +1,8 @@
-"""Runs the matrix of foreign styles, and writes its two tables into docs/foreign.md.
+"""Runs the matrix of foreign styles: tables in labs/foreign/results.md, summary in docs/foreign.md.
 
 python -m labs.foreign                    # every style, into the table; about 13 minutes
 python -m labs.foreign --libraries        # the styles of real libraries, into a table of their own
+python -m labs.foreign --summary          # only the summary, from the tables that there are
 python -m labs.foreign GAN "batch norm"   # those whose name contains one of these texts; no table
 python -m labs.foreign --jobs 4           # so many programs at once; 2 without it
 python -m labs.foreign --rows FILE        # resume: styles with good cells in FILE are not run again
@@ -21,51 +22,92 @@ from pathlib import Path
 
 from labs import pages
 from labs.command import is_chosen, make_parser
-from labs.foreign.matrix import COLUMNS, GOOD, Matrix
+from labs.foreign.matrix import COLUMNS, GOOD, ON_RANKS, Matrix
 from labs.foreign.styles import OF_LIBRARIES, STYLES, libraries
 from labs.foreign.styles.base import Style
 from samestep.ranks import process
-from samestep.verify.experiments import ANNOUNCED, FAILED, IDENTICAL, Cell
+from samestep.verify.experiments import (
+    ANNOUNCED,
+    FAILED,
+    IDENTICAL,
+    KILLED,
+    REJECTED,
+    STOPPED,
+    Cell,
+)
 from tests import fork_server
 from tests.conftest import ROOT, environment
 
 PAGE = ROOT / "docs" / "foreign.md"
 FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "results.md"
 MARKERS = ("<!-- libraries -->\n", "<!-- end of libraries -->")
 """Of the table of real libraries."""
-EVERYWHERE = "Identical in every column: "
+NOWHERE = "nowhere"
+MOST_NAMES = 20
+"""More styles that are identical everywhere are only counted on the page."""
 
 
 def render(styles: Sequence[Style], words_of: Mapping[str, Sequence[str]]) -> str:
-    """Styles with the same cells share a line; those that are identical everywhere follow."""
-    groups: dict[tuple[str, ...], list[str]] = {}
+    """A row for each style."""
+    lines = [f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
     for style in styles:
         words = words_of[style.name]
-        told = style.told if ANNOUNCED in words else ()
-        says = "; ".join(note.meaning for note in told)
-        groups.setdefault((*words, says), []).append(style.name)
-    # Most styles: as rows they would hide the others.
-    same = groups.pop((IDENTICAL,) * len(COLUMNS) + ("",), [])
-    lines = [f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
-    for cells, names in groups.items():
-        lines.append(f"| {'; '.join(names)} | {' | '.join(cells)} |")
-    if same:
-        lines += ["", f"{EVERYWHERE}{'; '.join(same)}."]
+        lines.append(f"| {style.name} | {' | '.join(words)} | {says(style, words)} |")
     return "\n".join([*lines, ""])
 
 
-def read_table(page: str, markers: tuple[str, str] = pages.MARKERS) -> dict[str, list[str]]:
+def says(style: Style, words: Sequence[str]) -> str:
+    """The notes of a run that is not identical everywhere."""
+    if ANNOUNCED not in words:
+        return ""
+    return "; ".join(note.meaning for note in style.told)
+
+
+def summarize(styles: Sequence[Style], words_of: Mapping[str, Sequence[str]]) -> str:
+    """Styles by what a run says of them, as users look for it."""
+    # Most styles come first.
+    groups: dict[tuple[str, str], list[str]] = {(NOWHERE, ""): []}
+    for style in styles:
+        words = words_of[style.name]
+        group = where_it_differs(words), says(style, words)
+        groups.setdefault(group, []).append(style.name)
+    lines = ["| style | differs | what the run says |", "|---|---|---|"]
+    for (where, note), names in groups.items():
+        # As names they would hide the others.
+        named = "; ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} styles"
+        lines.append(f"| {named} | {where} | {note} |")
+    return "\n".join([*lines, ""])
+
+
+def where_it_differs(words: Sequence[str]) -> str:
+    """Which columns are not identical, in a word or two."""
+    word_of = dict(zip(COLUMNS, words, strict=True))
+    is_on_ranks = word_of[ON_RANKS] != IDENTICAL
+    if REJECTED in words:
+        return "*rejected*" if set(words) == {REJECTED} else "*rejected* on two ranks"
+    if ANNOUNCED in (word_of[STOPPED], word_of[KILLED]):
+        return "both" if is_on_ranks else "when resumed"
+    return "on two ranks" if is_on_ranks else NOWHERE
+
+
+def read_table(text: str, markers: tuple[str, str] = pages.MARKERS) -> dict[str, list[str]]:
     """The words of each style."""
-    table = pages.read_table(page, markers)
+    table = pages.read_table(text, markers)
     _, *rows = re.findall(r"^\| (.*) \|$", table, re.M)  # the first row has the headings
     words_of: dict[str, list[str]] = {}
-    for same in re.findall(f"^{EVERYWHERE}(.*).$", table, re.M):
-        words_of |= {name: [IDENTICAL] * len(COLUMNS) for name in same.split("; ")}
     for row in rows:
-        names, *words, _ = row.split(" | ")
-        for name in names.split("; "):
-            words_of[name] = words
+        name, *words, _ = row.split(" | ")
+        words_of[name] = words
     return words_of
+
+
+def write_summary() -> None:
+    """Write both tables of the page, from the results that are kept."""
+    results = RESULTS.read_text()
+    pages.write_table(PAGE, summarize(STYLES, read_table(results)))
+    table = summarize(OF_LIBRARIES, read_table(results, MARKERS))
+    pages.write_table(PAGE, table, MARKERS)
 
 
 def render_versions() -> str:
@@ -80,11 +122,14 @@ def main() -> None:
     parser = make_parser("foreign", __doc__)
     parser.add_argument("names", nargs="*", help="texts in the names of styles")
     parser.add_argument("--libraries", action="store_true", help="styles of real libraries")
+    parser.add_argument("--summary", action="store_true", help="only write the summary")
     parser.add_argument("--jobs", type=int, default=2, help="programs at once")
     parser.add_argument("--no-table", action="store_true", help="print the results only")
     parser.add_argument("--rows", type=Path, help="a file to resume from; it gets the new rows")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs")
     args = parser.parse_args()
+    if args.summary:
+        return write_summary()
     if args.libraries and not libraries.are_installed():
         sys.exit("error: this Python has no litdata; use make -C labs libraries")
     styles = OF_LIBRARIES if args.libraries else STYLES
@@ -107,9 +152,10 @@ def main() -> None:
     if not args.names and not args.no_table:
         table = render(styles, words_of)
         if args.libraries:
-            pages.write_table(PAGE, f"{table}\n{render_versions()}", MARKERS)
+            pages.write_table(RESULTS, f"{table}\n{render_versions()}", MARKERS)
         else:
-            pages.write_table(PAGE, table)
+            pages.write_table(RESULTS, table)
+        write_summary()
     sys.exit(not is_good(counts))
 
 

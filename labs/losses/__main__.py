@@ -1,4 +1,4 @@
-"""Trains all losses on one, two and three ranks, and writes their table into docs/losses.md.
+"""Trains losses on one, two and three ranks; their table is labs/losses/results.md.
 
 python -m labs.losses                 # every loss, into the table; about 4 minutes
 python -m labs.losses CLIP "batch"    # those whose name contains one of these texts; no table
@@ -23,13 +23,16 @@ from labs.losses import program
 from labs.losses.program import MODES, Job, jobs_of, modes_of, path_of, read_results
 from labs.losses.shapes import SHAPES
 from labs.losses.shapes.base import Shape
-from labs.losses.table import render
+from labs.losses.table import render, summarize
 from labs.losses.verdict import RUNS, Verdict, is_good, judge
 from samestep.ranks import process
 from tests import fork_server
 from tests.conftest import ROOT, environment
 
 PAGE = ROOT / "docs" / "losses.md"
+RESULTS = Path(__file__).with_name("results.md")
+REMEDIES = ("<!-- remedies -->\n", "<!-- end of remedies -->")
+"""Of the table of the page."""
 
 
 def main() -> None:
@@ -59,7 +62,8 @@ def main() -> None:
     counts = ", ".join(f"{number} {word}" for word, number in words.most_common())
     print(f"{counts}; {time.monotonic() - started:.0f} s")
     if not args.names and not args.no_table:
-        pages.write_table(PAGE, render(verdicts))
+        pages.write_table(RESULTS, render(verdicts))
+        pages.write_table(PAGE, summarize(SHAPES), REMEDIES)
     sys.exit(has_bad)
 
 

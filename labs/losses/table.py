@@ -1,12 +1,13 @@
-"""The table of docs/losses.md."""
+"""The table of labs/losses/results.md."""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from labs import pages
 from labs.losses.program import ACCUMULATED, CUT, WHOLE, Job
+from labs.losses.shapes.base import Shape
 from labs.losses.verdict import EXACT, Verdict, worst
 
 Row = Mapping[tuple[str, int], Verdict]
@@ -47,6 +48,18 @@ def render(verdicts: Mapping[Job, Row]) -> str:
         lines.append(f"| {'; '.join(names)} | {' | '.join(group)} |")
     lines += ["", f"{SAME}{'; '.join(same)}.", ""]
     return "\n".join(lines)
+
+
+def summarize(shapes: Iterable[Shape]) -> str:
+    """What helps which losses, for docs/losses.md."""
+    names_of: dict[str, list[str]] = {}
+    for shape in shapes:
+        if shape.remedy:
+            names_of.setdefault(shape.remedy, []).append(shape.name)
+    lines = ["| with | losses |", "|---|---|"]
+    for remedy, names in names_of.items():
+        lines.append(f"| {remedy} | {'; '.join(names)} |")
+    return "\n".join([*lines, ""])
 
 
 def runs_of(row: Row, mode: str) -> list[Verdict]:

@@ -1,6 +1,6 @@
 """Plants causes of a silent difference, kills each program, and writes what the run said.
 
-python -m labs.receipts                  # all, into the table of docs/reliability.md; six minutes
+python -m labs.receipts                  # all, into the table of results.md; six minutes
 python -m labs.receipts global file      # those whose name contains one of these texts; no table
 python -m labs.receipts --no-table       # all, but change no file
 
@@ -32,7 +32,7 @@ from tests import fork_server
 from tests.conftest import NO_PICTURES, ROOT, environment
 
 PROGRAM = Path(__file__).with_name("program.py")
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = Path(__file__).with_name("results.md")
 MARKERS = ("<!-- receipts -->\n", "<!-- end of receipts -->")
 HEADING = "| the state is in | the note names | with the state in the checkpoint |\n|---|---|---|"
 NOTE = re.compile(r"^Note: (step \d+ is repeated) (.*?)(?:, \S+ instead of \S+)?: (.*)$", re.M)

@@ -1,6 +1,6 @@
 """Tries the library beside older versions of torch, Lightning and Python.
 
-python -m labs.versions                  # all environments, into the table of docs/install.md
+python -m labs.versions                  # all environments, into the table of results.md
 python -m labs.versions torch2.8         # those with one of these texts in their names
 python -m labs.versions --make           # only install them
 python -m labs.versions --only canaries  # one part: canaries, core or styles
@@ -27,7 +27,7 @@ Results = dict[str, dict[str, tuple[str, float]]]
 """What each part of an environment has counted, and in how many seconds."""
 
 RESULTS = FOLDER / "results.json"
-PAGE = ROOT / "docs" / "install.md"
+PAGE = ROOT / "labs/versions/results.md"
 CANARIES = (
     "library/tests/test_versions.py", "library/tests/test_loops.py", "library/tests/ranks",
     "library/tests/node",

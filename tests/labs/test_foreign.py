@@ -1,17 +1,25 @@
-"""A fixed choice of cells of the matrix, and the table in docs/foreign.md as a whole."""
+"""A fixed choice of cells of the matrix, its tables as a whole, and their summary in the docs."""
 
 from pathlib import Path
 
 import pytest
 
 from labs import pages
-from labs.foreign.__main__ import MARKERS, PAGE, read_table, render, render_versions
+from labs.foreign.__main__ import (
+    MARKERS,
+    PAGE,
+    RESULTS,
+    read_table,
+    render,
+    render_versions,
+    summarize,
+)
 from labs.foreign.matrix import COLUMNS, GOOD, Matrix
 from labs.foreign.styles import OF_LIBRARIES, STYLES, libraries
 
 FOLDER = Path(libraries.__file__).parent
 TABLES = [(STYLES, pages.MARKERS), (OF_LIBRARIES, MARKERS)]
-TABLE = read_table(PAGE.read_text())
+TABLE = read_table(RESULTS.read_text())
 STYLE, CELLS = "DataLoader", ["SIGTERM", "2 ranks"]
 """One that is identical, and one that is announced: that the matrix sees what the table says.
 
@@ -27,32 +35,40 @@ def test_the_table_has_every_style_and_every_cell_is_good():
 
 
 def test_the_table_of_libraries_has_good_cells_and_the_versions_of_their_lock():
-    table = read_table(PAGE.read_text(), MARKERS)
+    table = read_table(RESULTS.read_text(), MARKERS)
     # Styles may be written before they are run, which takes an environment of their own.
     assert table.keys() == {style.name for style in OF_LIBRARIES}
     words = {word for row in table.values() for word in row}
     assert words <= set(GOOD)
     versions = render_versions()
     assert "litdata 0." in versions
-    assert versions in pages.read_table(PAGE.read_text(), MARKERS)
+    assert versions in pages.read_table(RESULTS.read_text(), MARKERS)
 
 
 @pytest.mark.parametrize(("styles", "markers"), TABLES, ids=["all", "libraries"])
 def test_a_table_is_read_as_it_was_written(styles, markers, tmp_path: Path):
     words_of = {style.name: ["identical"] * len(COLUMNS) for style in styles}
-    # Two in one line, and one that nothing else is like.
-    for style in styles[:2]:
-        words_of[style.name][-1] = "rejected"
+    words_of[styles[0].name][-1] = "rejected"
     words_of[styles[2].name] = ["identical", *["announced"] * 4]
     page = tmp_path / "page.md"
-    page.write_text(PAGE.read_text())
+    page.write_text(RESULTS.read_text())
     pages.write_table(page, render(styles, words_of), markers)
     assert read_table(page.read_text(), markers) == words_of
     # The other table is as it was.
     for _, others in TABLES:
         if others != markers:
-            old, new = PAGE.read_text(), page.read_text()
+            old, new = RESULTS.read_text(), page.read_text()
             assert pages.read_table(new, others) == pages.read_table(old, others)
+
+
+@pytest.mark.parametrize(("styles", "markers"), TABLES, ids=["all", "libraries"])
+def test_the_page_has_a_summary_of_the_results(styles, markers):
+    summary = pages.read_table(PAGE.read_text(), markers)
+    assert summary == summarize(styles, read_table(RESULTS.read_text(), markers))
+    cells = [line.split(" | ")[0].removeprefix("| ") for line in summary.splitlines()[2:]]
+    counted = [int(cell.split()[0]) for cell in cells if cell.endswith(" styles")]
+    named = [name for cell in cells if not cell.endswith(" styles") for name in cell.split("; ")]
+    assert sum(counted) + len(named) == len(styles)
 
 
 def test_styles_of_libraries_name_code_that_is_there():

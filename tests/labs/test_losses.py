@@ -1,4 +1,4 @@
-"""The table of docs/losses.md, what its command judges, and some of its losses on two ranks."""
+"""The tables of losses, what their command judges, and some of the losses on two ranks."""
 
 import re
 from pathlib import Path
@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from labs.losses.__main__ import PAGE, run_program
+from labs import pages
+from labs.losses.__main__ import PAGE, REMEDIES, RESULTS, run_program
 from labs.losses.program import ACCUMULATED, CUT, WHOLE, Job, Result, jobs_of, read_results
 from labs.losses.shapes import SHAPES
-from labs.losses.table import describe, read_table, render
+from labs.losses.table import describe, read_table, render, summarize
 from labs.losses.verdict import RUNS, Verdict, is_good, judge
 from samestep.run_spec import KNOWN_DIFFERENCES
 
 TEXT = PAGE.read_text()
-TABLE = read_table(TEXT)
+TABLE = read_table(RESULTS.read_text())
 NOTE = "Note: the loss is not a mean over the samples ...; allow=[loss] accepts it\n"
 
 
@@ -34,6 +35,10 @@ def test_the_table_has_every_loss_and_none_is_silent():
             assert whole == "exact"
             assert accumulated in ("exact", "-")
         assert cut.partition(":")[0] in ("exact", "announced", "-")
+
+
+def test_the_page_says_which_function_helps_which_loss():
+    assert pages.read_table(TEXT, REMEDIES) == summarize(SHAPES)
 
 
 def test_names_can_be_found():

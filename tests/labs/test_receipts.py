@@ -1,4 +1,4 @@
-"""One of the planted causes, and the table in docs/reliability.md as a whole."""
+"""One of the planted causes, and their table as a whole."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ every callback in each step, most of which are empty, looks up which hooks the m
 arguments they take, and makes two texts per hook for a profiler. ``EpochLoop`` finds all this out
 once per epoch, and then calls the hooks that exist, with the same arguments, in the same order and
 with the same counters. An MNIST-format epoch takes 1.34 times as long without it
-(docs/performance.md). Where Lightning's step is not the one that is written down here
+(labs/bench/results.md). Where Lightning's step is not the one that is written down here
 (``STEP_DIGEST``), every step is Lightning's own.
 """
 

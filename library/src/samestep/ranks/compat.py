@@ -191,7 +191,7 @@ def search_gpus_once() -> None:
     Adam and AdamW ask in each step whether there is a GPU. Lightning 2.6 sets a variable with which
     torch loads the library of the driver to answer, so that CUDA is not started before processes
     are forked. Without a GPU no CUDA can be started. An MNIST-format epoch takes 1.13 times as long
-    without this (docs/performance.md). Upstream: pytorch/pytorch pull request 85951.
+    without this (labs/bench/results.md). Upstream: pytorch/pytorch pull request 85951.
     """
     import torch
 
