@@ -59,7 +59,7 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 
 LEVELS = [
     ["option_names"],
-    ["config_keys", "errors", "lightning_names", "run_spec", "tracker"],
+    ["config_keys", "errors", "lightning_names", "mlflow_runs", "run_spec", "tracker"],
     ["versions"],
     ["ranks"],
     ["command_line", "losses", "metrics"],
@@ -114,6 +114,7 @@ CORE = {
     "run",
     "node",
     "tracker",
+    "mlflow_runs",
     "loggers",
     "callbacks",
     "grid",

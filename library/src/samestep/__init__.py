@@ -3,12 +3,12 @@
 Read ``trainer`` first: what happens from ``fit`` to the end. Then ``loops``: what happens between
 two steps. Then ``lightning_names``, ``errors``, ``versions``, ``metrics``, ``config_keys``,
 ``option_names``, ``run_spec``, ``ranks``, ``losses``, ``command_line``, ``data``, ``run``,
-``node``, ``tracker``, ``loggers``, ``callbacks``, ``resumed_loggers``, ``arguments``,
-``fit_checks``, ``lightning_patch`` and ``verify``, which need no Hydra; then ``hydra``, which makes
-the arguments of the Trainer from configuration files, ``grid``, ``doctor``, ``report``, ``launch``,
-``sweep``, ``loading`` (model and data of a run), ``evaluate``, ``predict``, ``export`` with
-``model_files`` and ``model_card``, ``script``, ``completion`` and ``cli``. Each folder opens with
-what it promises.
+``node``, ``tracker``, ``mlflow_runs``, ``loggers``, ``callbacks``, ``resumed_loggers``,
+``arguments``, ``fit_checks``, ``lightning_patch`` and ``verify``, which need no Hydra; then
+``hydra``, which makes the arguments of the Trainer from configuration files, ``grid``, ``doctor``,
+``report``, ``launch``, ``sweep``, ``loading`` (model and data of a run), ``evaluate``, ``predict``,
+``export`` with ``model_files`` and ``model_card``, ``script``, ``completion`` and ``cli``. Each
+folder opens with what it promises.
 """
 
 import sys

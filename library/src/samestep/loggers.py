@@ -14,13 +14,14 @@ import sys
 import textwrap
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from samestep.errors import ConfigError
+from samestep.mlflow_runs import KnownRun, compare_parameters, read_metrics
 from samestep.ranks import environment
 from samestep.run import record
 from samestep.run.changes import read_config
@@ -197,7 +198,7 @@ def mlflow_logger(run_dir: str, run_id: str, experiment: str, tracking_uri: str 
         found, new, changed = KnownRun(), params, {}
     logger = MLflow(experiment, run_id, uri, tags={IDENTITY: identity}, run_id=found.number)
     number = str(logger.run_id)
-    logger.known = read_mlflow_metrics(client, found)
+    logger.known = read_metrics(client, found)
     logger.log_hyperparams(new)
     for key, value in changed.items():
         client.set_tag(number, f"changed/{key}", value)
@@ -217,14 +218,6 @@ def check_mlflow_server(uri: str) -> None:
         raise ConfigError(f"MLflow's tracking_uri={uri}: {why}")
 
 
-class KnownRun(NamedTuple):
-    """What MLflow has of a run; by default nothing."""
-
-    number: Any = None  # a text by which MLflow finds it
-    params: Mapping[str, str] = {}
-    metrics: Collection[str] = ()  # their names
-
-
 def find_mlflow_run(client: Any, experiment: str, identity: str) -> KnownRun:
     """The run with this identity in MLflow."""
     place = client.get_experiment_by_name(experiment)
@@ -235,28 +228,6 @@ def find_mlflow_run(client: Any, experiment: str, identity: str) -> KnownRun:
     if not runs:
         return KnownRun()
     return KnownRun(runs[0].info.run_id, runs[0].data.params, runs[0].data.metrics)
-
-
-def compare_parameters(
-    params: Mapping[str, str], before: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The parameters that MLflow does not have yet, and those that have changed since."""
-    new, changed = {}, {}
-    for key, value in params.items():
-        if key not in before:
-            new[key] = value
-        elif before[key] != value:
-            changed[key] = value
-    return new, changed
-
-
-def read_mlflow_metrics(client: Any, run: KnownRun) -> frozenset[tuple[str, int | None, float]]:
-    """Names, steps and values of all metrics that MLflow has of a run."""
-    known = set()
-    for name in run.metrics:
-        for metric in client.get_metric_history(run.number, name):
-            known.add((metric.key, metric.step, metric.value))
-    return frozenset(known)
 
 
 # -- TensorBoard -----------------------------------------------------------------------------------

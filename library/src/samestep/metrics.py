@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from samestep.ranks import collectives, devices
+from samestep.ranks.epoch_sums import EpochSums
 
 READ_EVERY = 50  # batches on a device, whose sums are read together
 
 
-class EpochMean(nn.Module):
+class EpochMean(EpochSums):
     """Means of one epoch over all samples and ranks, kept on the device and read at its end.
 
     It adds up sums and the number of samples. Sums, unlike means, stay exact over batches and

@@ -26,6 +26,7 @@ from lightning.pytorch.loggers import (
     WandbLogger,
 )
 
+from samestep.mlflow_runs import KnownRun, compare_parameters, read_metrics
 from samestep.ranks import compat, environment, epoch_logs
 from samestep.run import record
 from samestep.run.checkpoint import read_without_tensors
@@ -176,12 +177,9 @@ def step_of(row: Mapping[str, str | None]) -> float:
 
 def send_only_new(client: Any, run_id: str) -> None:
     """Let a client of MLflow send no value twice, nor a parameter, which MLflow cannot change."""
-    # Imported here: no other run needs it.
-    from samestep.loggers import KnownRun, compare_parameters, read_mlflow_metrics
-
     found = client.get_run(run_id)
     run = KnownRun(run_id, found.data.params, found.data.metrics)
-    known = read_mlflow_metrics(client, run)
+    known = read_metrics(client, run)
     log_batch = client.log_batch
 
     def log_new(

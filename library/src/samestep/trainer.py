@@ -687,11 +687,6 @@ def callbacks_of_run(
     if environment.rank() == 0 and not spec.saves_nothing:
         (guard, *_) = compat.of_kind(chosen, LossGuard)
         callbacks.append(Receipts(spec.run_dir, guard, has_auto_shares=spec.shares == "auto"))
-    if environment.rank() == 0 and environment.variable(environment.TRAINJOB_SERVER):
-        # Imported here: no other run needs it.
-        from samestep.callbacks.trainjob import TrainJobProgress
-
-        callbacks.append(TrainJobProgress(history))
     return [*callbacks, *chosen, Attributes()]
 
 

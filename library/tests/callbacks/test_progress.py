@@ -92,7 +92,7 @@ def new_trainer(tmp_path, progress, **flags):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in ("progress", "clock"):
+    for module in ("progress", "clock", "pace"):
         time = SimpleNamespace(perf_counter=clock)
         monkeypatch.setattr(f"samestep.callbacks.{module}.time", time)
     return clock

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import lightning as L
 import pytest
 
 from library.tests.kit import fit
 from samestep.callbacks import trainjob
+from samestep.callbacks.trainjob import TrainJobProgress
 
 SECRET = "eyJhbGciOiJSUzI1NiJ9"
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
@@ -69,8 +71,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StatusSe
         server.shutdown()
 
 
+def with_reports() -> list[L.Callback]:
+    return [TrainJobProgress()]
+
+
 def test_a_trainjob_shows_progress_and_metrics(server: StatusServer, tmp_path: Path):
-    fit(tmp_path / "run", places=[(1, 1)])  # stopped and resumed
+    fit(tmp_path / "run", places=[(1, 1)], callbacks=with_reports)  # stopped and resumed
     paths, tokens, reports = zip(*server.got, strict=True)
     assert set(paths) == {"/trainjobs/mine/status"}
     assert set(tokens) == {f"Bearer {SECRET}"}
@@ -85,28 +91,30 @@ def test_a_trainjob_shows_progress_and_metrics(server: StatusServer, tmp_path: P
     assert reports[-1]["lastUpdatedTime"].endswith("+00:00")
 
 
-def test_other_runs_do_not_load_it(tmp_path: Path):
-    (part,) = fit(tmp_path / "run", max_epochs=1)
-    assert not any("TrainJob" in type(callback).__name__ for callback in part.trainer.callbacks)
+def test_outside_of_a_trainjob_nothing_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sent: list[dict] = []
+    monkeypatch.setattr(trainjob, "post", sent.append)
+    fit(tmp_path / "run", callbacks=with_reports, max_epochs=1)
+    assert sent == []
 
 
 def test_a_server_that_fails_is_named_once_and_harms_nothing(
     server: StatusServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     server.answer = 403
-    fit(tmp_path / "rejected")
+    fit(tmp_path / "rejected", callbacks=with_reports)
     said = capsys.readouterr().out
     assert said.count("Note: the TrainJob does not show the progress of the run: its") == 1
     assert "answers 403 Forbidden" in said
     (tmp_path / "token").write_text(f"{SECRET}\n{SECRET}")  # no value of a header
-    fit(tmp_path / "damaged")
+    fit(tmp_path / "damaged", callbacks=with_reports)
     said = capsys.readouterr().out
     assert "of the run: ValueError" in said
     assert SECRET not in said
     server.shutdown()
     server.socket.close()
     (tmp_path / "token").write_text(SECRET)
-    fit(tmp_path / "gone")
+    fit(tmp_path / "gone", callbacks=with_reports)
     assert "Connection refused" in capsys.readouterr().out
 
 
@@ -115,7 +123,7 @@ def test_a_run_ends_before_a_server_that_does_not_answer(
 ):
     monkeypatch.setattr(trainjob, "TIMEOUT_S", 0.3)
     server.answers.clear()
-    fit(tmp_path / "run")
+    fit(tmp_path / "run", callbacks=with_reports)
     assert "of the run: The read operation timed out" in capsys.readouterr().out
     assert not server.answers.is_set()
     server.answers.set()
@@ -125,6 +133,6 @@ def test_a_server_with_another_certificate_does_not_get_the_token(
     server: StatusServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_CA_CERT")
-    fit(tmp_path / "run", max_epochs=1)
+    fit(tmp_path / "run", callbacks=with_reports, max_epochs=1)
     assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().out
     assert server.got == []

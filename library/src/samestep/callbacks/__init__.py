@@ -14,5 +14,5 @@ Read in this order:
   has the remedies), ``checks`` (what is rejected), ``loss_guard``, ``watchdog``, ``receipts``
   with ``batch_digest`` (repeated steps are compared): the run stays correct.
 - ``run_stats``, ``progress`` (by ``display`` the Trainer knows that there is one), ``clock``,
-  ``trainjob`` (for Kubeflow), ``slow_ranks``, ``notes``: the run is observed.
+  ``pace``, ``trainjob`` (for Kubeflow), ``slow_ranks``, ``notes``: the run is observed.
 """

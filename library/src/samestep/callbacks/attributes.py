@@ -46,8 +46,8 @@ from samestep.callbacks.state_codec import (
     storage_of,
 )
 from samestep.data.loaders import find_loaders, without_states
-from samestep.metrics import EpochMean
 from samestep.ranks import compat, epoch_logs
+from samestep.ranks.epoch_sums import EpochSums
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import class_of
 
@@ -372,7 +372,7 @@ def attributes_of_part(name: str, part: nn.Module, world_size: int) -> Iterator[
         yield from own_attributes(name, part, counts, can_be_kept=True)
         return
     # ``RankState`` saves these too, and nets of torch only have parameters and buffers.
-    if isinstance(part, EpochMean) or is_of_library(part):
+    if isinstance(part, EpochSums) or is_of_library(part):
         return
     # A part that overrides these hooks chooses its own state, but only rank zero saves it.
     if world_size == 1 and saves_itself(part):

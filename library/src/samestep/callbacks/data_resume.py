@@ -14,8 +14,8 @@ from samestep.callbacks import loader_state
 from samestep.callbacks.checks import check_accumulation
 from samestep.callbacks.notes import print_note
 from samestep.callbacks.watchdog import Watchdog
-from samestep.data.loader import BatchLoader
 from samestep.data.loaders import find_batch_loaders, find_loaders, without_states
+from samestep.data.sampler import ExactLoader
 from samestep.data.seeds import mix_seed, seed_all, seed_sample
 from samestep.data.torch_loaders import (
     ResumableBatches,
@@ -287,7 +287,7 @@ class DataResume(L.Callback):
     def _others(self, trainer: L.Trainer) -> list[Any]:
         """The training loaders that are no BatchLoader."""
         loaders = find_loaders(trainer.train_dataloader)
-        return [loader for loader in loaders if not isinstance(loader, BatchLoader)]
+        return [loader for loader in loaders if not isinstance(loader, ExactLoader)]
 
     def _positions(self, others: list[Any]) -> list[ResumableBatches | None]:
         """Where batches can be skipped, for each loader without a state; None: they are read."""
@@ -337,7 +337,7 @@ class DataResume(L.Callback):
 def notes_on_draws(loaders: Any) -> Iterator[str]:
     """What draws random numbers for a slice, and not for each sample, on several ranks."""
     exact = [*find_batch_loaders(loaders)]
-    if any(map(BatchLoader.draws_by_slice, exact)):
+    if any(loader.draws_by_slice() for loader in exact):
         yield f"{NOTE_ON_SLICES} docs/contract.md"
     # Without a split each rank has batches of its own, which another note says.
     split = [loader for loader in find_loaders(loaders) if loader in exact or are_split([loader])]

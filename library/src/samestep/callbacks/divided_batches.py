@@ -14,9 +14,9 @@ from torch.utils.data import IterableDataset
 
 from samestep.callbacks.batch_digest import BatchDigest
 from samestep.callbacks.notes import print_note
-from samestep.data.loader import BatchLoader
 from samestep.data.loaders import find_loaders
 from samestep.data.rank_counts import find_divided
+from samestep.data.sampler import ExactLoader
 from samestep.data.torch_loaders import split_of
 from samestep.errors import ConfigError
 from samestep.option_names import setting
@@ -97,7 +97,7 @@ def is_batch_size(whole: float, loader: Any, size: int, given: Mapping[str, int]
 
 def find_batch_size(loader: Any) -> tuple[int | None, str]:
     """How many samples a batch of all ranks has, None if unknown; and what divides it."""
-    if isinstance(loader, BatchLoader):
+    if isinstance(loader, ExactLoader):
         return loader.order.batch_size, "BatchLoader"
     size = getattr(split_of(loader), "batch_size", None)
     # A user's own batch sampler may have anything under this name.

@@ -26,9 +26,8 @@ from samestep.callbacks.state_codec import (
     package_of,
     values_behind,
 )
-from samestep.data.loader import BatchLoader
 from samestep.data.loaders import without_states
-from samestep.data.sampler import WrappedBatches
+from samestep.data.sampler import ExactLoader, WrappedBatches
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +148,7 @@ def first_numbers(owner: Any) -> dict[str, Any]:
 
 def parts_of_loader(loader: Any) -> list[Any]:
     """A loader, and what it reads; None for what it does not have."""
-    if isinstance(loader, BatchLoader):
+    if isinstance(loader, ExactLoader):
         return [loader, *expand(loader.slices)]
     if not isinstance(loader, DataLoader):
         return [loader]
@@ -347,7 +346,7 @@ def unwatch(loader: Any) -> None:
 
 def processes_of(loader: Any) -> Any:
     """The DataLoader that has loader processes; None if there are none."""
-    if isinstance(loader, BatchLoader):
+    if isinstance(loader, ExactLoader):
         return loader.workers
     if isinstance(loader, DataLoader) and loader.num_workers > 0:
         return loader

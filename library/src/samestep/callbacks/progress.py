@@ -14,9 +14,10 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from samestep.callbacks.checkpoints import Checkpoints, or_infinite
-from samestep.callbacks.clock import StepPace, synchronized_time
+from samestep.callbacks.clock import synchronized_time
 from samestep.callbacks.display import ShowsProgress
-from samestep.callbacks.rank_state import epoch_means
+from samestep.callbacks.pace import StepPace
+from samestep.callbacks.rank_state import parts_of_kind
 from samestep.data.loader import count_samples
 from samestep.data.loaders import weights_of_ranks
 from samestep.metrics import EpochMean
@@ -64,7 +65,7 @@ class Progress(ShowsProgress):
         self._samples = 0.0  # of this epoch, on all ranks
         # Estimated from this rank's samples: asking the other ranks would take time in each step.
         self._per_own_sample = trainer.world_size / weights_of_ranks(trainer)[trainer.global_rank]
-        means = epoch_means(pl_module).values()
+        means = parts_of_kind(pl_module, EpochMean).values()
         self._train_means = [mean for mean in means if mean.stage == "train"]
         if trainer.is_global_zero and sys.stdout.isatty():
             self._open_bar()

@@ -18,9 +18,9 @@ from torchmetrics import Metric, MetricCollection
 
 from samestep.callbacks.notes import note_rank_zero_counts
 from samestep.data.loaders import weights_of_ranks
-from samestep.metrics import EpochMean
 from samestep.ranks import epoch_logs, process_group
 from samestep.ranks.compat import callbacks_of
+from samestep.ranks.epoch_sums import EpochSums
 from samestep.ranks.sharded import class_of, map_tensors, shard_like
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class RankState(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Save the state of all ranks, each of which must call this."""
-        sums = {name: mean.state() for name, mean in epoch_means(pl_module).items()}
+        sums = {name: part.state() for name, part in epoch_sums(pl_module).items()}
         own: State = {"weight": weights_of_ranks(trainer)[trainer.global_rank], "sums": sums}
         # One rank has no other buffers than those that Lightning saves.
         if trainer.world_size > 1:
@@ -147,10 +147,10 @@ class RankState(L.Callback):
     def _restore_metrics(
         self, trainer: L.Trainer, pl_module: L.LightningModule, states: list[State]
     ) -> None:
-        for name, mean in epoch_means(pl_module).items():
+        for name, part in epoch_sums(pl_module).items():
             sums = pick(states, "sums", name)
             if sums:
-                mean.load_state(torch.stack(sums).sum(0))
+                part.load_state(torch.stack(sums).sum(0))
         epoch_logs.resume_logs(trainer, [state.get("logs", {}) for state in states])
         for state in states[:1]:
             epoch_logs.resume_last_values(trainer, state.get("last_values", {}))
@@ -209,9 +209,9 @@ def mean_of(tensors: list[Tensor]) -> Tensor:
     return torch.stack(tensors).mean(0)
 
 
-def epoch_means(module: nn.Module) -> dict[str, EpochMean]:
-    """Every ``EpochMean`` within a module, by its name there."""
-    return parts_of_kind(module, EpochMean)
+def epoch_sums(module: nn.Module) -> dict[str, EpochSums]:
+    """Every ``EpochSums`` within a module, such as an ``EpochMean``, by its name there."""
+    return parts_of_kind(module, EpochSums)
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:

@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 import lightning as L
 
 from samestep.callbacks.checkpoints import or_infinite
-from samestep.callbacks.clock import StepPace
 from samestep.callbacks.notes import print_note
+from samestep.callbacks.pace import StepPace
 from samestep.ranks import environment
+from samestep.ranks.compat import callbacks_of
 from samestep.run.history import History
 
 CERTIFICATE = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
@@ -34,16 +35,13 @@ MAX_METRICS, MAX_LENGTH = 256, 64  # Trainer rejects a report with more, or with
 class TrainJobProgress(L.Callback):
     """Reports how far the run is, the time that is left, and the newest metrics.
 
-    It reports every ten seconds, and at the end of training and test. Only rank zero has this
-    callback. Threads send the reports, so no step waits for the server. The first report that fails
-    leaves a note, and training continues.
-
-    Args:
-        history: has the metrics of the run.
+    It reports every ten seconds, and at the end of training and test, from rank zero; outside of a
+    TrainJob it does nothing. Threads send the reports, so no step waits for the server. The first
+    report that fails leaves a note, and training continues.
     """
 
-    def __init__(self, history: History) -> None:
-        self.history = history
+    def __init__(self) -> None:
+        self._reports = False
         self._num_steps = math.inf
         self._pace = StepPace()
         self._due = 0.0
@@ -52,13 +50,15 @@ class TrainJobProgress(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock at the step from which the run resumes."""
+        is_in_trainjob = environment.variable(environment.TRAINJOB_SERVER) is not None
+        self._reports = is_in_trainjob and trainer.is_global_zero
         self._num_steps = or_infinite(trainer.estimated_stepping_batches)
         self._pace.start(trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         """Report now and then."""
         now = time.monotonic()
-        if now < self._due:
+        if not self._reports or now < self._due:
             return
         self._due = now + EVERY_S
         # A server that is slow gets fewer reports.
@@ -78,7 +78,9 @@ class TrainJobProgress(L.Callback):
     def _describe(self, trainer: L.Trainer) -> dict[str, Any]:
         """What Trainer's status server takes."""
         step = trainer.global_step
-        values = {"epoch": trainer.current_epoch, "step": step, **self.history.last()}
+        values: dict[str, float] = {"epoch": trainer.current_epoch, "step": step}
+        for history in callbacks_of(trainer, History):
+            values |= history.last()
         metrics = []
         for name, value in values.items():
             if len(name) <= MAX_LENGTH:
@@ -104,6 +106,8 @@ class TrainJobProgress(L.Callback):
 
     def _send_last(self, trainer: L.Trainer) -> None:
         """Send a report that no other one follows, and wait for it: the process may end next."""
+        if not self._reports:
+            return
         # The server must not get the report before this one afterwards.
         self._wait()
         self._send(trainer, self._describe(trainer))

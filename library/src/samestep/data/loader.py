@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from samestep.data.order import Blocks
-from samestep.data.sampler import GlobalBatchSampler, Slice
+from samestep.data.sampler import ExactLoader, GlobalBatchSampler, Slice
 from samestep.data.seeds import generator, isolated_rng, seed_sample
 from samestep.data.threads import ReadAheadPool
 from samestep.errors import ConfigError, RunError
@@ -34,7 +34,7 @@ class BatchDataset(Protocol):
         ...
 
 
-class BatchLoader:
+class BatchLoader(ExactLoader):
     """Batches in an order that depends on the seed and the epoch only.
 
     Each optimizer step sees the same samples on any number of ranks, and a run resumes with the
@@ -100,7 +100,7 @@ class BatchLoader:
                 f"num_threads={num_threads}, num_workers={num_workers}: batches are read ahead by "
                 "so many threads or by so many processes; one of them must be 0"
             )
-        self.workers: DataLoader[Any] | None = None
+        self.workers = None
         if num_workers:
             self.workers = DataLoader(
                 self.slices,
@@ -115,14 +115,6 @@ class BatchLoader:
                 # and the training after it gets other random numbers than without workers.
                 generator=generator(seed),
             )
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def start_at(self, epoch: int, batch: int) -> None:
-        """Begin the next pass with this batch of this epoch."""
-        self.order.epoch = epoch
-        self.order.first_batch = batch
 
     def draws_by_slice(self) -> bool:
         """Whether a batch has random numbers that depend on where the rank's slice begins in it."""

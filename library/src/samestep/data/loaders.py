@@ -6,8 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import CombinedLoader
 
-from samestep.data.loader import BatchLoader
-from samestep.data.sampler import GlobalBatchSampler, SplitBatches
+from samestep.data.sampler import ExactLoader, GlobalBatchSampler, SplitBatches
 from samestep.data.torch_loaders import split_of
 
 
@@ -17,10 +16,10 @@ def find_loaders(loaders: Any) -> Iterator[Any]:
     return iter(CombinedLoader(loaders).flattened)
 
 
-def find_batch_loaders(loaders: Any) -> Iterator[BatchLoader]:
-    """Each BatchLoader among the loaders of a stage."""
+def find_batch_loaders(loaders: Any) -> Iterator[ExactLoader]:
+    """Each loader of slices, such as a BatchLoader, among the loaders of a stage."""
     for loader in find_loaders(loaders):
-        if isinstance(loader, BatchLoader):
+        if isinstance(loader, ExactLoader):
             yield loader
 
 
@@ -33,7 +32,7 @@ def orders_of(trainer: L.Trainer) -> list[GlobalBatchSampler | SplitBatches | No
     """How each training loader is cut into slices; None if Lightning distributes it."""
     orders: list[GlobalBatchSampler | SplitBatches | None] = []
     for loader in find_loaders(trainer.train_dataloader):
-        orders.append(loader.order if isinstance(loader, BatchLoader) else split_of(loader))
+        orders.append(loader.order if isinstance(loader, ExactLoader) else split_of(loader))
     return orders
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from samestep.data.order import Blocks, make_order
 from samestep.data.seeds import generator, isolated_rng, seed_sample
@@ -164,6 +164,32 @@ class GlobalBatchSampler(Sampler[Slice]):
         begin = size * number // self.batches_per_step
         end = size * (number + 1) // self.batches_per_step
         return step * self.batch_size + begin, end - begin
+
+
+class ExactLoader:
+    """A loader that reads the slices of a ``GlobalBatchSampler``, such as ``BatchLoader``.
+
+    This is all that a run asks of it, so that only who uses one imports how it reads.
+    """
+
+    order: GlobalBatchSampler
+    """What each batch consists of."""
+    slices: Any
+    """The batches of this rank, by their slices."""
+    workers: DataLoader[Any] | None
+    """The loader processes; None if this process reads."""
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def start_at(self, epoch: int, batch: int) -> None:
+        """Begin the next pass with this batch of this epoch."""
+        self.order.epoch = epoch
+        self.order.first_batch = batch
+
+    def draws_by_slice(self) -> bool:
+        """Whether a batch has random numbers that depend on where the rank's slice begins in it."""
+        raise NotImplementedError
 
 
 class WrappedBatches(Sampler[Any]):

@@ -22,11 +22,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
+from samestep.callbacks.trainjob import TrainJobProgress
 from samestep.errors import ConfigError
 from samestep.hydra.front_end import front_end_of
 from samestep.hydra.nodes import escape
 from samestep.hydra.suggestions import did_you_mean
-from samestep.ranks import process_group, strategies
+from samestep.ranks import environment, process_group, strategies
 from samestep.run.logs import mute_lightning
 from samestep.trainer import Trainer, distributed_session
 
@@ -96,6 +97,9 @@ def build_trainer(cfg: DictConfig, overrides: Sequence[str] = ()) -> Trainer:
     Its loggers come when the run has begun: they write files.
     """
     callbacks = build_group(cfg, "callbacks", L.Callback)
+    own = list(callbacks.values())
+    if environment.variable(environment.TRAINJOB_SERVER):
+        own.append(TrainJobProgress())
     strategy = build_strategy(cfg)
     flags: Any = OmegaConf.to_container(cfg.trainer, resolve=True)
     cluster: Any = OmegaConf.to_container(cfg.cluster, resolve=True)
@@ -109,7 +113,7 @@ def build_trainer(cfg: DictConfig, overrides: Sequence[str] = ()) -> Trainer:
             allow_changes=list(cfg.allow_changes),
             timeout_s=cfg.cluster.timeout_s,
             shares=cluster["shares"],
-            callbacks=list(callbacks.values()),
+            callbacks=own,
             strategy=strategy,
             # callbacks.progress shows how far a run has come.
             enable_progress_bar=False,

@@ -6,7 +6,7 @@ ranks between the same two steps.
 Read in this order: ``environment`` (who am I), ``process_table`` (other processes),
 ``network`` (how to reach rank zero), ``collectives`` (which backend takes a tensor),
 ``process_group`` (meet, decide together), ``run_dirs`` (one run directory for all of them),
-``sharded`` (a part of the model on each rank),
+``sharded`` (a part of the model on each rank), ``epoch_sums`` (what each rank adds up),
 ``devices`` and ``gradients`` (what a GPU computes, and nothing waits for), ``strategies`` (how
 Lightning trains on these ranks), ``preflight`` (checks before the first step), ``stopping``,
 ``child_signals``, ``requeue`` and ``notices`` (signals and other requests), ``heartbeat``

@@ -17,8 +17,8 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from samestep.data.loader import BatchLoader
 from samestep.data.loaders import find_loaders
+from samestep.data.sampler import ExactLoader
 from samestep.data.torch_loaders import split_of
 from samestep.errors import ConfigError
 from samestep.verify.plan import Plan
@@ -138,7 +138,7 @@ class Recorder(L.Callback):
 def are_all_split(loaders: Any) -> bool:
     """Whether several ranks get slices of the batches that one rank would get."""
     found = [*find_loaders(loaders)] if loaders is not None else []
-    return all(isinstance(one, BatchLoader) or split_of(one) is not None for one in found)
+    return all(isinstance(one, ExactLoader) or split_of(one) is not None for one in found)
 
 
 def metrics_of(trainer: L.Trainer, names: set[str]) -> dict[str, float]:
