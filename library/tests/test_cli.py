@@ -2,17 +2,25 @@
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from library.tests.programs import ROOT, environment, run
 from samestep import cli, option_names
 from samestep.cli import COMMANDS
-from samestep.command_line import call
+from samestep.command_line import Parser, call, fit_terminal
+from samestep.hydra.compose import help_text
+from samestep.hydra.main import flags_of
+from samestep.node import run_script
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +123,104 @@ def test_the_project_of_this_folder_is_imported(
     monkeypatch.setattr(sys, "argv", ["samestep", name, "=5"])
     assert call(cli.command) != 0  # its configuration is empty
     assert sys.path[0] == str(tmp_path / "src")
+
+
+ARGUMENTS = {"logs": ["mine"], "status": ["mine"], "cancel": ["mine"], "verify": ["--", "python"]}
+OF_HYDRA = {"doctor", "sweep"}  # they take overrides, and no option
+
+
+class Seen(Exception):
+    """Ends a command when it has made its parser."""
+
+
+def parsers() -> Iterator[tuple[str, Parser]]:
+    """The parser of each command that has one."""
+
+    def stop(parser: Parser, *_: object) -> None:
+        raise Seen(parser)
+
+    mains = {"train.py": flags_of}
+    for name in COMMANDS.keys() - OF_HYDRA - {"run"}:
+        module, _, function = COMMANDS[name].main.partition(":")
+        mains[name] = getattr(import_module(module), function)
+    for name, main in mains.items():
+        with mock.patch.object(Parser, "parse", stop), pytest.raises(Seen) as seen:
+            main(ARGUMENTS.get(name, []))
+        yield name, seen.value.args[0]
+
+
+def test_each_option_is_in_the_help_with_its_meaning_and_default(
+    capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, parser in parsers():
+        text = help_text() if name == "train.py" else read_help(name, capsys, monkeypatch)
+        program = "python train.py" if name == "train.py" else f"samestep {name}"
+        assert f"\n{program} " in text or f" {program} " in text
+        assert text.count("Exit codes: ") == 1, name
+        is_text = name == "train.py" or COMMANDS[name].takes_overrides
+        for action in parser._actions:
+            # A text names one of "-m" and "--multirun"; "--help" is how it was found.
+            options = {*action.option_strings} - {"-h", "--help"}
+            named = [option for option in options if re.search(rf"\W{option}\b", text)]
+            assert named or not options, (name, action.dest)
+            if is_text:
+                continue
+            assert action.help, (name, action.dest)
+            may_be_left_out = action.option_strings or action.default
+            if may_be_left_out and action.nargs != 0:
+                assert "default: " in action.help, (name, action.dest)
+
+
+def read_help(name: str, capsys, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "argv", ["samestep", name, "--help"])
+    with suppress(SystemExit):  # of argparse
+        cli.command()
+    return capsys.readouterr().out
+
+
+def test_help_of_run_names_options_of_torchrun(capsys):
+    run_script.main(["--help"])
+    named = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
+    known = {option for action in get_args_parser()._actions for option in action.option_strings}
+    # That of torch before 2.15 lacks this one.
+    assert named <= known | {"--shutdown-timeout"}
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_help_fits_the_terminal(columns: int, capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name in COMMANDS:
+        text = read_help(name, capsys, monkeypatch)
+        monkeypatch.setenv("COLUMNS", "200")
+        whole = read_help(name, capsys, monkeypatch)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert "".join(text.split()) == "".join(whole.split())
+        for line in text.splitlines():
+            is_one_word = len(line.split()) == 1
+            assert len(line) <= columns or is_one_word, (name, line)
+
+
+def test_a_narrow_help_has_the_lines_of_the_wide_one(monkeypatch: pytest.MonkeyPatch):
+    text = (
+        "This sentence was continued on a second line because it is longer than a hundred "
+        "of those\n"
+        "characters-in-one.\n"
+        "samestep runs\n"
+        "samestep runs --json\n"
+        "\n"
+        "--some-option=N  a text that is too long for a terminal of sixty columns\n"
+    )
+    monkeypatch.setenv("COLUMNS", "60")
+    assert fit_terminal(text).splitlines() == [
+        "This sentence was continued on a second line because it is",
+        "longer than a hundred of those characters-in-one.",
+        "samestep runs",
+        "samestep runs --json",
+        "",
+        "--some-option=N  a text that is too long for a terminal of",
+        "                 sixty columns",
+    ]
 
 
 def test_options_of_torchrun_are_checked():

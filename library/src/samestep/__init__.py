@@ -16,14 +16,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from samestep import lightning_names, versions
-
 # First of all: on Windows most modules here would fail at an import of their own, each at another.
 if find_spec("fcntl") is None:
     raise ImportError(
         f"samestep: sys.platform={sys.platform}: is not supported, because a run needs the file "
         "locks and signals of POSIX; use Linux or macOS, and on Windows WSL2"
     )
+
+from samestep import lightning_names, versions
+from samestep.ranks import process
 
 MODULES = {
     "ArrowRows": "samestep.data.arrow",
@@ -55,7 +56,8 @@ def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(MODULES[name])
+        with process.interruptible_import():
+            module = import_module(MODULES[name])
     except ImportError as error:
         why = versions.explain_import(error)
         if why is None:

@@ -42,7 +42,6 @@ COMMANDS = {
     "sweep": Command("samestep.sweep.main:main", "search for good values with Optuna", True),
     "completion": Command("samestep.completion:main", "print the completion for a shell"),
 }
-EXIT_CODES = "Exit codes: 0 done, 1 error, 2 invalid arguments or configuration."
 
 
 def main() -> NoReturn:
@@ -74,7 +73,7 @@ def command() -> int:
     asks_for_help = "-h" in argv or "--help" in argv
     if chosen.takes_overrides and asks_for_help:
         # These commands have no parser: their arguments are those of train.py.
-        print(read_docstring(module))
+        print(command_line.fit_terminal(read_docstring(module)))
         return 0
     needs_project = chosen.takes_overrides or chosen.needs_project
     # A help text can be read anywhere, the code of a run only in its project.
@@ -88,15 +87,16 @@ def command() -> int:
 
 def print_commands() -> None:
     """Print the help text of ``samestep`` itself."""
-    print("samestep COMMAND [arguments], or samestep --version")
+    lines = ["samestep COMMAND [arguments], or samestep --version"]
     for name, command in COMMANDS.items():
-        print(f"  samestep {name:<10}  {command.summary}")
-    print(f"samestep COMMAND --help explains it. {EXIT_CODES}")
+        lines.append(f"  samestep {name:<10}  {command.summary}")
+    lines += ["samestep COMMAND --help explains it.", command_line.EXIT_CODES]
+    print(command_line.fit_terminal("\n".join(lines)))
 
 
-def read_docstring(module: str) -> str | None:
+def read_docstring(module: str) -> str:
     """The docstring of a module that is not imported: Hydra takes a third of a second."""
     spec = find_spec(module)
     assert spec
     assert spec.origin
-    return ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8")))
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8"))) or ""

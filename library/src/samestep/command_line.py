@@ -4,7 +4,9 @@ import argparse
 import difflib
 import logging
 import re
+import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,9 +15,15 @@ from typing import Any, NoReturn
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure
 
+TEXT_WIDTH = 100  # columns of the help texts in the code
+EXIT_CODES = "Exit codes: 0 done, 1 error, 2 invalid arguments or configuration."
+RUN_DIR = "directory of the run, such as runs/mine"
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ConfigErrors.
+
+    Its help ends with the exit codes of all commands, unless ``help_text`` names others.
 
     Args:
         name: what the user types, such as ``samestep runs``.
@@ -25,7 +33,10 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, name: str, help_text: str | None, **options: Any) -> None:
         options["formatter_class"] = argparse.RawDescriptionHelpFormatter
-        super().__init__(name, description=help_text, allow_abbrev=False, **options)
+        if "Exit codes: " not in (help_text or ""):
+            options["epilog"] = fit_terminal(EXIT_CODES)
+        description = None if help_text is None else fit_terminal(help_text)
+        super().__init__(name, description=description, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise a ConfigError: argparse itself prints the usage and exits."""
@@ -51,32 +62,92 @@ class Parser(argparse.ArgumentParser):
 
     def add_run_dir(self) -> None:
         """Add the first argument of all commands that read one run: ``run_dir``, a Path."""
-        # "?" with a default: a missing argument is then reported by `check_run_dir` too.
-        self.add_argument("run_dir", nargs="?", default="", type=check_run_dir, help="runs/<id>")
+        # "?" with a default: a missing argument is then reported by `check_run_dir` too. argparse
+        # itself would show it in brackets, as one that may be left out.
+        self.usage = f"{self.prog} [options] run_dir"
+        self.add_argument("run_dir", nargs="?", default="", type=check_run_dir, help=RUN_DIR)
+
+    def read_run_dir(self, text: str) -> Path:
+        """The path, if it is the directory of a run.
+
+        Raises:
+            ConfigError: if it is none.
+        """
+        try:
+            return check_run_dir(text)
+        except argparse.ArgumentTypeError as error:
+            self.error(str(error))
 
     def add_ckpt(self) -> None:
         """Add the choice of a checkpoint: ``ckpt``, None if none was named, and ``trust``."""
-        ckpts = "best, last, or one that was kept, such as epoch-0002; default: the tested one"
+        ckpts = "checkpoint: best, last, or a kept one such as epoch-0002; default: the tested one"
         self.add_argument("--ckpt", metavar="NAME", help=ckpts)
-        trust = "call whatever config.yaml of this run names; only if you trust who made it"
+        trust = "call any code that config.yaml of the run names; only if you trust who made it"
         self.add_argument("--trust", action="store_true", help=trust)
 
     def add_accelerator(self) -> None:
         """Add the device that a model computes on: ``accelerator``."""
+        text = "device that computes; default: auto, a GPU if there is one"
         self.add_argument(
-            "--accelerator", choices=["auto", "cpu", "gpu"], default="auto", help="default: auto"
+            "--accelerator", choices=["auto", "cpu", "gpu"], default="auto", help=text
         )
+
+    def add_json(self) -> None:
+        """Add the choice of a form for programs: ``json``."""
+        self.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
     def add_data(self) -> None:
         """Add where the data are now, if not where the run found them.
 
         These are ``root``, ``file``, ``mirror`` and ``download``, each None if it was not named.
         """
-        add = self.add_argument
-        add("--data-root", dest="root", metavar="DIR", help="their folder")
-        add("--data-file", dest="file", metavar="FILE", help="their file, if it is one")
-        add("--data-mirror", dest="mirror", metavar="URL", help="download from here")
-        add("--download", action=argparse.BooleanOptionalAction, help="or never do")
+        add = self.add_argument_group("data, if they are elsewhere now").add_argument
+        add("--data-root", dest="root", metavar="DIR", help="their folder; default: as in the run")
+        add("--data-file", dest="file", metavar="FILE", help="their file; default: as in the run")
+        text = "where to download them; default: as in the run"
+        add("--data-mirror", dest="mirror", metavar="URL", help=text)
+        text = "download missing data into --data-root, or never; default: never, without --trust"
+        add("--download", action=argparse.BooleanOptionalAction, help=text)
+
+
+def fit_terminal(help_text: str) -> str:
+    """The text with shorter lines where the terminal is narrower than ``TEXT_WIDTH``."""
+    columns = shutil.get_terminal_size((TEXT_WIDTH, 0)).columns
+    if columns >= TEXT_WIDTH:
+        return help_text
+    lines: list[str] = []
+    room = 0  # after the line before, if it is prose
+    for line in help_text.splitlines():
+        first, *_ = line.split() or [""]
+        # Where the next word had room, the line was ended on purpose.
+        if is_prose(line) and 0 < room <= len(first):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+        room = TEXT_WIDTH - len(line) if is_prose(line) else 0
+    return "\n".join(wrap(line, columns) for line in lines)
+
+
+def is_prose(line: str) -> bool:
+    """Whether a line is neither empty, nor indented, nor one of a list with columns."""
+    return bool(line) and not line.startswith(" ") and "  " not in line
+
+
+def wrap(line: str, columns: int) -> str:
+    """The line in several; a column of it stays one."""
+    indent = max((gap.end() for gap in re.finditer(r"(?:^| ) +", line)), default=0)
+    if len(line) > columns and indent > columns // 2:
+        line = re.sub(r"(?<=\S)  +", "  ", line)
+        indent = 4
+    filled = textwrap.fill(
+        line,
+        columns,
+        subsequent_indent=indent * " ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    # Lines of blanks are empty for textwrap, and no longer lines.
+    return filled or line
 
 
 def expand_home(word: str) -> str:

@@ -16,11 +16,12 @@ def main(argv: Sequence[str]) -> int:
     """Print the metrics of one split. Returns 0."""
     parser = Parser("samestep evaluate", __doc__)
     parser.add_run_dir()
-    text = "default: test, or val if the run has no test"
+    text = "part of the data; default: test, or val if the run has no test"
     parser.add_argument("--split", choices=["test", "val"], help=text)
     parser.add_ckpt()
     parser.add_accelerator()
-    parser.add_argument("--format", choices=["table", "json"], default="table")
+    text = "of stdout; default: table"
+    parser.add_argument("--format", choices=["table", "json"], default="table", help=text)
     parser.add_data()
     arguments = parser.parse(argv)
     # These imports take seconds: invalid arguments are reported before.

@@ -24,9 +24,9 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("samestep export", __doc__)
     parser.add_run_dir()
     parser.add_ckpt()
-    text = "of the weights, as in MIT; default: that of the project"
+    text = "licence of the weights, such as MIT; default: that of the project"
     parser.add_argument("--licence", metavar="SPDX", help=text)
-    parser.add_argument("--onnx", action="store_true", help="write model.onnx too")
+    parser.add_argument("--onnx", action="store_true", help="write model.onnx, too")
     parser.add_data()
     arguments = parser.parse(argv)
     # These imports take seconds: invalid arguments are reported before.

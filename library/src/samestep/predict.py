@@ -69,13 +69,16 @@ def parse(argv: Sequence[str]) -> Namespace:
     """The arguments; a ConfigError if one is invalid. A file's suffix becomes its ``format``."""
     parser = Parser("samestep predict", __doc__)
     parser.add_run_dir()
-    parser.add_argument("files", nargs="*", help="what the predict_dataloader of the data reads")
-    text = "most likely classes of each sample; 0: a column for each class"
+    parser.usage = f"{parser.prog} [options] run_dir [file ...]"
+    text = "what the predict_dataloader of the data reads; default: what it reads by itself"
+    parser.add_argument("files", nargs="*", metavar="file", help=text)
+    text = "most likely classes of each sample; 0: a column for each class; default: 1"
     parser.add_argument("--top", type=int, default=1, metavar="N", help=text)
     parser.add_ckpt()
     parser.add_accelerator()
-    parser.add_argument("--format", choices=["csv", "json"], default="csv", help="on stdout")
-    text = ".csv, .parquet, or .pt for tensors of any shape; default: stdout"
+    text = "of stdout; default: csv"
+    parser.add_argument("--format", choices=["csv", "json"], default="csv", help=text)
+    text = "write .csv, .parquet, or .pt for tensors of any shape; default: print"
     parser.add_argument("--output", type=Path, metavar="FILE", help=text)
     parser.add_data()
     arguments = parser.parse(argv)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from library.tests.programs import PATIENCE_S, environment
+from samestep.ranks.process import INTERRUPTED
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -61,9 +62,42 @@ SLEEPS = """
 import sys, time, threading
 from samestep.ranks import process
 def main():
+    {before}
     print("ready", flush=True)
     time.sleep(60)
-process.run(main, interrupt_at_once={at_once})
+process.run(main)
+"""
+IMPORTS = """
+import samestep, sys, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "colorsys":
+            print("ready", flush=True)
+            try:
+                time.sleep(60)
+            except KeyboardInterrupt:
+                {then}
+sys.meta_path.insert(0, Slow())
+samestep.MODULES["Trainer"] = "colorsys"
+{script}
+"""
+"""An import in which a library does ``then`` to a KeyboardInterrupt."""
+
+CATCHES = """
+try:
+    samestep.Trainer
+except KeyboardInterrupt:
+    5 / 0
+"""
+HOOK = """
+import time
+from samestep import command_line
+from samestep.ranks import failure
+failure.ErrorHook.install()
+def wait():
+    print("ready", flush=True)
+    time.sleep(60)
+{script}
 """
 SHUTS_DOWN = """
 import signal, sys, time, threading
@@ -84,15 +118,25 @@ process.run(main)
 
 
 @pytest.mark.parametrize(
-    ("program", "exit_code"),
+    ("program", "exit_code", "text"),
     [
-        (SLEEPS.format(at_once=False), 130),
-        (SLEEPS.format(at_once=True), 130),
-        (SHUTS_DOWN, -signal.SIGINT),
+        (SLEEPS.format(before=""), 130, ""),
+        (SLEEPS.format(before="process.interrupt_at_once()"), 130, f"{INTERRUPTED}\n"),
+        (SHUTS_DOWN, -signal.SIGINT, ""),
+        (IMPORTS.format(then="raise", script="samestep.Trainer"), 130, f"{INTERRUPTED}\n"),
+        (IMPORTS.format(then="5 / 0", script="samestep.Trainer"), 130, f"{INTERRUPTED}\n"),
+        (IMPORTS.format(then="pass", script=CATCHES), 1, f"{INTERRUPTED}\nTraceback"),
+        (HOOK.format(script="command_line.call(wait)"), 130, f"{INTERRUPTED}\n"),
+        (HOOK.format(script="wait()"), -signal.SIGINT, "Traceback"),
     ],
-    ids=["within main", "at once", "after main"],
-)
-def test_an_interrupt_prints_no_traceback(program: str, exit_code: int, tmp_path: Path):
+    ids=[
+        "within main", "at once", "after main", "import", "import that fails", "script catches it",
+        "in our code", "in the script",
+    ],
+)  # fmt: skip
+def test_an_interrupt_prints_no_traceback_of_ours(
+    program: str, exit_code: int, text: str, tmp_path: Path
+):
     with (tmp_path / "stderr").open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-c", program],
@@ -103,4 +147,5 @@ def test_an_interrupt_prints_no_traceback(program: str, exit_code: int, tmp_path
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == exit_code
     process.stdout.close()
-    assert (tmp_path / "stderr").read_text() == ""
+    printed, _, _ = (tmp_path / "stderr").read_text().partition(" (most recent call last)")
+    assert printed == text

@@ -10,6 +10,7 @@ from library.tests.programs import environment, run_code, until
 IN_TURN = """
 import faulthandler, os, signal, sys, time
 from samestep.ranks import stopping
+stopping.process.say_interrupted = lambda: print("said", flush=True)
 for text in sys.argv[1:]:
     if child := os.fork():
         print("ends", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -24,7 +25,7 @@ for text in sys.argv[1:]:
 ENDS = {  # what a process does, and what is printed
     # Before the first step a signal ends it at once.
     "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)": "ends 143\n",
-    "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)": "ends 130\n",
+    "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)": "said\nends 130\n",
     # A deferred signal waits until it is asked for; a closed terminal is one too.
     """stopping.defer()
 for _ in range(2): os.kill(os.getpid(), signal.SIGTERM)
@@ -61,6 +62,10 @@ stopping.install(); stopping.defer()
 for number in (signal.SIGUSR1, signal.SIGUSR2): os.kill(os.getpid(), number)
 print(stopping.agreed().asked, flush=True)
 """: "mine\nFalse\nends 0\n",
+    # After training there is nothing to say.
+    """stopping.defer(); stopping.defer(False)
+os.kill(os.getpid(), signal.SIGINT)
+""": "ends 130\n",
     # A second Ctrl-C does not wait.
     """stopping.defer(); stopping._say_stopping = str
 for _ in range(2): os.kill(os.getpid(), signal.SIGINT)

@@ -22,7 +22,7 @@ SHELLS = ("bash", "zsh", "fish")
 def main(argv: Sequence[str]) -> int:
     """Print the script for one shell."""
     parser = Parser("samestep completion", __doc__)
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
     shell = parser.parse(argv).shell
     folder = Path(__file__).parent
     path = shlex.quote(str(folder / "words.sh"))

@@ -13,7 +13,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from samestep.command_line import Parser
+from samestep.command_line import Parser, fit_terminal
 from samestep.errors import ConfigError, RunError
 from samestep.hydra import multirun
 from samestep.hydra.compose import check, help_text
@@ -38,7 +38,7 @@ def main(train: Train) -> int:
     try:
         flags = flags_of(sys.argv[1:])
         if flags.help:
-            print(help_text())
+            print(fit_terminal(help_text()))
             return 0
         if flags.multirun:
             return multirun.main(flags.overrides)

@@ -22,11 +22,12 @@ def run_program(load_train: Callable[[], Callable[..., Any]]) -> NoReturn:
     """
 
     def main() -> int:
+        process.interrupt_at_once()
         from samestep.hydra import main
 
         return main.main(load_train())
 
-    process.run(main, interrupt_at_once=True)
+    process.run(main)
 
 
 def compose_run(overrides: Sequence[str]) -> "DictConfig":

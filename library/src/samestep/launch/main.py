@@ -9,7 +9,7 @@ samestep cancel mine    # let the run save, and remove it; the same launch resum
 
 Without a flag launch submits the run, or resumes it; a second submit changes nothing.
 
---check   check the configuration; then ask the cluster, if there is one, whether it would accept it
+--check   find errors in the configuration; with a cluster, also what it would reject
 --render  print what the cluster would get
 --data    download the data set in the cluster, into the volume of the runs (cluster=k8s)
 

@@ -3,20 +3,29 @@
 samestep run --nproc-per-node=2 script.py [arguments]
 samestep run --nproc-per-node=2 -m module [arguments]
 
-Options: --nproc-per-node=N, --nnodes=N, --node-rank=N, --master-addr=NODE, --max-restarts=N; all
-of them: python -m torch.distributed.run --help
+--nproc-per-node=N    ranks of this node; auto: one for each GPU; default: 1
+--nnodes=N            nodes, or MIN:MAX where they come and go; default: 1
+--node-rank=N         number of this node, from 0; several nodes need it
+--master-addr=NODE    name or address of node 0; several nodes need it
+--master-port=PORT    port of node 0; default: 29500
+--max-restarts=N      how often all ranks are restarted when one fails; default: 0
+--shutdown-timeout=S  seconds that ranks have to save after a signal; default: 30
 
-Exit codes: 0 finished, 1 error, 2 invalid arguments or configuration, 137 killed (out of memory?),
-143 stopped by SIGTERM after saving.
+Options stand before the script; what follows it are its arguments. The other options are rare:
+python -m torch.distributed.run --help
+
+Exit codes: 0 finished, 1 error, 2 invalid arguments or configuration, 130 Ctrl-C, 137 killed (out
+of memory?), 143 stopped by SIGTERM after saving.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from samestep.command_line import fit_terminal
 from samestep.errors import ConfigError
 from samestep.node import agent, device_option, rendezvous
 from samestep.node.cluster_environment import read_node
-from samestep.ranks import environment
+from samestep.ranks import environment, process
 
 DEFAULTS = {"PET_NPROC_PER_NODE": "1"}
 
@@ -25,8 +34,9 @@ def main(argv: Sequence[str]) -> int:
     """Start the ranks of this node with our agent, and return the exit code of all of them."""
     # Only as the first argument: behind the script they belong to the script.
     if argv[:1] in (["-h"], ["--help"]):
-        print(__doc__)
+        print(fit_terminal(__doc__))
         return 0
+    process.interrupt_at_once()
     node = read_node(DEFAULTS | environment.variables(), argv, "samestep run")
     if node.program in ([], ["-m"]):
         raise ConfigError("samestep run: names no script; write samestep run [options] script.py")

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment
+from samestep.ranks import environment, process
 from samestep.ranks.secrets import redact
 
 EXIT_ERROR, EXIT_CONFIG = 1, 2
@@ -161,6 +161,16 @@ class ErrorHook:
         if isinstance(error, known):
             # Python takes the exit code from a SystemExit that a hook raises.
             raise SystemExit(report(error))
+        if isinstance(error, KeyboardInterrupt) and passes_through_us(frames):
+            process.say_interrupted()
+            raise SystemExit(process.EXIT_INTERRUPTED)
         if isinstance(error, Exception):
             record(error)
         self.before(kind, error, frames)
+
+
+def passes_through_us(frames: TracebackType | None) -> bool:
+    """Whether an error has come out of code of this library, such as the constructor of Trainer."""
+    folder = str(Path(__file__).parents[1])
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(frames)]
+    return any(file.startswith(folder) for file in files)

@@ -57,6 +57,7 @@ class _State:
     installed = False
     signum = 0  # the first signal that came and stops the run
     deferred = False  # a signal waits for check()
+    has_begun = False  # to train or to evaluate
     is_asked = False  # to save
     is_requeued = False  # asked to queue the job again
     before: ClassVar[dict[int, Any]] = {}  # the handlers that the program had
@@ -100,7 +101,8 @@ def without_handler(signals: set[signal.Signals]) -> set[signal.Signals]:
 def install() -> None:
     """Remember the signals from now on; end when torchrun's agent has ended."""
     _State.installed = True
-    _State.signum, _State.deferred = 0, False
+    _State.signum = 0
+    _State.deferred = _State.has_begun = False
     _State.is_asked = _State.is_requeued = False
     asks = without_handler(ASKS)
     _State.before = {signum: signal.signal(signum, _remember) for signum in handled()}
@@ -126,6 +128,7 @@ def is_installed() -> bool:
 def defer(deferred: bool = True) -> None:
     """From now on a signal waits for ``check``, or ends the process at once: no longer deferred."""
     _State.deferred = deferred
+    _State.has_begun = _State.has_begun or deferred
 
 
 def interruptible(wait: Callable[[], Waited]) -> Waited:
@@ -188,6 +191,8 @@ def _remember(signum: int, frame: FrameType | None) -> None:
         process.drop_lost_terminal()
     _State.signum = _State.signum or signum
     if not _State.deferred:
+        if signum == signal.SIGINT and not _State.has_begun:
+            process.say_interrupted()
         raise Stopped(signum)
     if signum == signal.SIGINT and environment.rank() == 0:
         # Not in this thread: the signal may have interrupted a print, which cannot be entered

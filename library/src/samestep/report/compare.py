@@ -42,8 +42,9 @@ Group = dict[str, Run]
 def main(argv: Sequence[str]) -> int:
     """Print the comparison of several runs."""
     parser = Parser("samestep compare", __doc__)
+    parser.usage = f"{parser.prog} [options] run run [run ...]"
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of runs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_json()
     arguments = parser.parse(argv)
     environment.limit_threads()
     runs = [read_run(path) for path in find_runs(arguments.runs)]

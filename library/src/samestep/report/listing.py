@@ -45,10 +45,13 @@ TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d.*")
 def main(argv: Sequence[str]) -> int:
     """Print the list of runs."""
     parser = Parser("samestep runs", __doc__)
-    parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--grid", metavar="NAME", help="the runs of one grid")
-    parser.add_argument("--time", action="store_true", help="where the time went")
+    text = "folder of the runs; default: runs"
+    parser.add_argument("folder", nargs="?", default="runs", type=Path, help=text)
+    parser.add_json()
+    text = "the runs of one grid, each on a line; default: all runs, each grid on a line"
+    parser.add_argument("--grid", metavar="NAME", help=text)
+    text = "seconds of each run, and percent of training, validation, saving and so on"
+    parser.add_argument("--time", action="store_true", help=text)
     arguments = parser.parse(argv)
     found = list_runs(arguments.folder)
     if arguments.time:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from samestep.command_line import Parser
+from samestep.command_line import RUN_DIR, Parser
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.report import charts, compare, listing, overview, page
@@ -34,19 +34,22 @@ FILES = ("config.yaml", "metrics.csv", "metrics.json", record.FILE)
 def main(argv: Sequence[str]) -> int:
     """Write the page of a run, and print where it is; or serve the pages of all runs."""
     parser = Parser("samestep report", __doc__)
-    # The positional argument is a run or a folder of runs, and an error names what is expected.
-    if "--serve" in argv:
-        parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
-        parser.add_argument("--port", type=int, default=0, help="default: any free one")
-    else:
-        parser.add_run_dir()
-    parser.add_argument("--serve", action="store_true", help="show a folder of runs, live")
+    parser.usage = f"{parser.prog} run_dir\n       {parser.prog} --serve [--port N] [folder]"
+    # A run, or a folder of runs: an error names what is expected.
+    text = f"{RUN_DIR}; with --serve the folder of the runs, default: runs"
+    parser.add_argument("place", nargs="?", default="", metavar="run_dir or folder", help=text)
+    text = "show all runs of a folder in a browser, while they train"
+    parser.add_argument("--serve", action="store_true", help=text)
+    text = "of --serve, on 127.0.0.1; default: any free one"
+    parser.add_argument("--port", type=int, metavar="N", help=text)
     arguments = parser.parse(argv)
     environment.limit_threads()
     if arguments.serve:
-        serve(arguments.folder, arguments.port)
-    else:
-        print(page.write(arguments.run_dir))
+        serve(Path(arguments.place or "runs"), arguments.port or 0)
+        return 0
+    if arguments.port is not None:
+        parser.error("--port: only together with --serve")
+    print(page.write(parser.read_run_dir(arguments.place)))
     return 0
 
 

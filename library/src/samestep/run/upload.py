@@ -21,7 +21,8 @@ def main(argv: Sequence[str]) -> int:
     """Copy the run. Files that cannot be copied are named on stderr, with exit code 1."""
     parser = Parser("samestep upload", __doc__)
     parser.add_run_dir()
-    parser.add_argument("--url", help="the store, if not the one that the run was copied to")
+    text = "the store; default: the one that the run was copied to"
+    parser.add_argument("--url", metavar="URL", help=text)
     arguments = parser.parse(argv)
     url = arguments.url or find_store(arguments.run_dir)
     if not url:

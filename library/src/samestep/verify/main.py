@@ -128,18 +128,22 @@ def parse(argv: Sequence[str]) -> Namespace:
         ConfigError: if one is unknown or wrong.
     """
     parser = Parser("samestep verify", __doc__)
+    parser.usage = f"{parser.prog} [options] -- command"
     add = parser.add_argument
-    add("--ranks", type=whole(2), default=2, metavar="N", help="default: 2")
+    add("--ranks", type=whole(2), default=2, metavar="N",
+        help="ranks of the runs with several; default: 2")  # fmt: skip
     add("--steps", type=whole(LEAST_STEPS), default=40, metavar="N",
         help="optimizer steps of each run; default: 40")  # fmt: skip
     add("--gpu", action="store_true", help="train on the GPUs of this machine, not on its CPUs")
-    add("--jobs", type=whole(1), metavar="N", help="programs at once")
-    add("--timeout-s", type=whole(1), default=600, metavar="N",
+    add("--jobs", type=whole(1), metavar="N",
+        help=f"programs at once; default: one for two processors, up to {MOST_JOBS}")  # fmt: skip
+    add("--timeout-s", type=whole(1), default=600, metavar="S",
         help="seconds after which a program is ended; default: 600")  # fmt: skip
-    add("--keep", type=Path, metavar="DIR", help="a new folder for the runs, which stays")
+    add("--keep", type=Path, metavar="DIR",
+        help="a new folder for the runs, which stays; default: a temporary one")  # fmt: skip
     add("--only", action="append", default=[], metavar="NAME",
-        help="a line of the table, such as SIGKILL; may be repeated")  # fmt: skip
-    add("--json", action="store_true", help="print JSON")
+        help="a line of the table, such as SIGKILL; may be repeated; default: all")  # fmt: skip
+    parser.add_json()
     arguments = parser.parse(argv)
     if arguments.keep and arguments.keep.exists():
         parser.error(f"--keep {arguments.keep}: exists already; name a new folder")
