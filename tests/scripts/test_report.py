@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterable
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +19,8 @@ import pytest
 from library.tests.programs import PATIENCE_S
 from library.tests.report.fake import make_run
 from samestep.report import live, page
-from samestep.run import record
+from samestep.report.estimates import estimate_mean
+from samestep.run import record, wall_time
 from tests.conftest import NO_PICTURES, QUICK, final_metrics, run
 
 CHROMIUM = shutil.which("chromium")
@@ -34,7 +36,7 @@ def test_the_command_writes_the_page_again(digits_run: Path, tmp_path: Path):
     def text_of(run_dir: Path) -> str:
         # The run writes its page before its last seconds are counted.
         text = (run_dir / page.NAME).read_text()
-        return re.sub('<div class="bar".*?</table>', "", text, flags=re.DOTALL)
+        return re.sub('<div class="bar".*?</ul>', "", text, flags=re.DOTALL)
 
     assert text_of(again) == text_of(digits_run)
     result = run("-m", "samestep", "report", str(tmp_path))
@@ -173,6 +175,14 @@ addEventListener("load", async () => {
   const hidden = document.querySelectorAll("[aria-hidden] :is(a[href], button, input, [tabindex])");
   seen.reachableButHidden = hidden.length;
   seen.wide = document.documentElement.scrollWidth > innerWidth;
+  // A word of one line has one rectangle.
+  const isBroken = (element) => {
+    const range = document.createRange();
+    range.selectNode(element.lastChild);
+    return range.getClientRects().length > 1;
+  };
+  seen.words = [...document.querySelectorAll("tr code, .key li, .timeline time")].map(
+    (word) => [word.textContent.trim(), isBroken(word)]);
   document.body.dataset.seen = JSON.stringify(seen);
 });
 </script>"""
@@ -181,7 +191,14 @@ addEventListener("load", async () => {
 @in_a_browser
 @pytest.mark.parametrize("width", [1200, 400])
 def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_path: Path, width):
-    run_dir = make_run(tmp_path / "one")
+    key = "callbacks.checkpoints.monitor"
+    run_dir = make_run(tmp_path / "one", overridden={key: "the command line"})
+    seconds = dict.fromkeys(wall_time.CAUSES, 1.0)
+    spent = wall_time.Start(
+        began=0.0, away=0.0, first_step=0, step=30, device="cpu", num_ranks=1, seconds=seconds
+    )
+    start = {**record.read(run_dir).start, "spent": spent._asdict()}
+    record.update(run_dir, record.FINISHED, starts=[start])
     (run_dir / "predictions").mkdir()
     (run_dir / "predictions/counts.png").write_bytes(PIXEL)
     (run_dir / "predictions/counts.csv").write_text("truth / guess,cat,dog\ncat,3,1\ndog,1,4\n")
@@ -215,6 +232,9 @@ def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_pa
     assert seen["zoomed"] == [[1.5, 2.5], "auto"]
     assert seen["reachableButHidden"] == 0
     assert not seen["wide"]
+    words = dict(seen["words"])
+    assert {key, "training 10.0 %"} <= words.keys()
+    assert not any(words.values()), "nothing breaks in the middle of a name"
 
 
 @in_a_browser
@@ -296,8 +316,35 @@ addEventListener("load", async () => {
   seen.highest = names()[0];
   document.getElementById("all").click();
   seen.none = ticked.size;
-  document.querySelector("#list [data-group]").click();
-  seen.group = [...ticked].sort();
+  document.querySelector("#list [data-repeats]").click();
+  seen.repeats = [...ticked].sort();
+  document.getElementById("all").click();
+  document.getElementById("all").click();
+  const groupedBy = (key) => {
+    const choice = document.getElementById("group");
+    choice.value = key;
+    choice.dispatchEvent(new Event("change", { bubbles: true }));
+    const heads = [...document.querySelectorAll("#list .group")];
+    return heads.map((head) => [...head.cells].slice(0, 3).map((cell) => cell.textContent.trim()));
+  };
+  seen.seeds = groupedBy("seed");
+  document.querySelector("[data-sort=best]").click();
+  seen.order = groupedBy("seed").map(([title]) => title);
+  const head = document.querySelector("#list .group");
+  head.querySelector("input").click();
+  seen.tickedGroup = [...ticked].sort();
+  head.querySelector("button").click();
+  const member = document.querySelector("#list tbody tr:not(.group)");
+  await refresh();
+  seen.isSameGroup = document.contains(head) && document.contains(member);
+  seen.tickedMembers = document.querySelectorAll("#list tbody tr:not(.group) input:checked").length;
+  seen.tags = groupedBy("tags");
+  say("baseline");
+  seen.filtered.push(groupedBy("state"));
+  seen.address = location.search;
+  say("");
+  groupedBy("");
+  seen.ungrouped = names().length;
   document.body.dataset.seen = JSON.stringify(seen);
 });
 </script>"""
@@ -326,12 +373,37 @@ def test_clicks_on_a_long_list_are_kept_while_it_is_refreshed(tmp_path: Path, wi
     assert seen["ticked"] == [20, 21, 20], "the box for all, too"
     assert seen["isSameRow"], "a click on a row that is replaced would be lost"
     assert seen["lines"] == 20
-    assert seen["filtered"] == [[f"{prefix}-1-seed-1"], 3, [f"{prefix}-7-seed-1"], []]
+    assert seen["filtered"] == [
+        [f"{prefix}-1-seed-1"], 3, [f"{prefix}-7-seed-1"], [],
+        [["state finished: 3 runs", "3 finished", mean_over([0, 1, 2])]],
+    ]  # fmt: skip
     assert (seen["lowest"], seen["highest"]) == (f"{prefix}-0-seed-0", f"{prefix}-19-seed-1")
     assert seen["none"] == 0
-    assert seen["group"] == [f"{prefix}-18-seed-0", f"{prefix}-19-seed-1"]
+    assert seen["repeats"] == [f"{prefix}-18-seed-0", f"{prefix}-19-seed-1"]
+    # The highest mean is first, and the failed run has no part in it.
+    finished = [number for number in range(20) if number != 7]
+    assert seen["seeds"] == [
+        ["seed 1: 10 runs", "9 finished, 1 failed", mean_over([n for n in finished if n % 2])],
+        ["seed 0: 10 runs", "10 finished", mean_over(range(0, 20, 2))],
+    ]
+    assert seen["order"] == ["seed 0: 10 runs", "seed 1: 10 runs"], "as the values of the column"
+    assert seen["tickedGroup"] == sorted(f"{prefix}-{n}-seed-0" for n in range(0, 20, 2))
+    assert seen["isSameGroup"]
+    assert seen["tickedMembers"] == 10
+    assert seen["tags"] == [
+        ["tags baseline: 3 runs", "3 finished", mean_over([0, 1, 2])],
+        ["tags none: 17 runs", "16 finished, 1 failed", mean_over(finished[3:])],
+    ]
+    assert "group=state" in seen["address"]
+    assert seen["ungrouped"] == 20
     if width == 400:
         assert seen["hidden"] == 0
+
+
+def mean_over(numbers: Iterable[int]) -> str:
+    """The mean of these runs as the server would show it; the browser computes its own."""
+    estimate = estimate_mean({str(number): number / 20 for number in numbers})
+    return f"{estimate.text()} (n = {estimate.n})"
 
 
 def visit(tmp_path: Path, address: str, *flags: str) -> str:

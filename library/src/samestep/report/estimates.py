@@ -74,6 +74,17 @@ def half_width(numbers: Sequence[float]) -> float | None:
     return float(high - low) / 2
 
 
+def quantiles(largest: int) -> list[float]:
+    """What a page needs for intervals of its own: Student's t, by the number of values."""
+    from scipy import stats
+
+    # A mean of no value or of one has no interval.
+    known = [0.0, 0.0]
+    for n in range(2, largest + 1):
+        known.append(round(float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)), 5))
+    return known
+
+
 def half_width_welch(own: Sequence[float], other: Sequence[float]) -> float | None:
     """Half of the confidence interval of a difference; None if one mean has a single value."""
     if min(len(own), len(other)) < 2:

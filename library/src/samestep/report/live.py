@@ -23,6 +23,7 @@ from samestep.command_line import RUN_DIR, Parser
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.report import charts, compare, listing, overview, page
+from samestep.report.estimates import quantiles
 from samestep.report.files import Run, read_run
 from samestep.run import record
 
@@ -88,8 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         path = unquote(address.path)
         if path == "/":
-            template = page.templates().get_template("live.html")
-            self._send_text("text/html", template.render(title=f"Runs in {self.folder}"))
+            self._send_text("text/html", render_page(self.folder))
         elif path == "/data":
             names = parse_qs(address.query).get("run", [])
             self._send_text("application/json", json.dumps(render_parts(self.folder, names)))
@@ -124,6 +124,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Nothing: the page asks every two seconds."""
+
+
+def render_page(folder: Path) -> str:
+    """The page, which asks for everything that changes."""
+    template = page.templates().get_template("live.html")
+    # The browser groups the runs, so that a choice shows at once, and needs no scipy for it.
+    return template.render(title=f"Runs in {folder}", quantiles=quantiles(MAX_LISTED))
 
 
 def find_runs(folder: Path, names: Sequence[str]) -> list[Run]:

@@ -84,18 +84,21 @@ def read_unchanged(run_dir: Path, changed_ns: int) -> Known:
 
 def choose_columns(known: Mapping[str, Known], found: Mapping[str, record.Record]) -> list[str]:
     """The keys that differ: those that were set for one of the runs, otherwise any."""
-    # A dict is a set with an order.
-    typed: dict[str, None] = {}
+    num_set: dict[str, int] = {}
     for status in found.values():
-        typed |= dict.fromkeys(status.start.get("overridden") or {})
-    any_key: dict[str, None] = {}
+        for key in status.start.get("overridden") or {}:
+            num_set[key] = num_set.get(key, 0) + 1
+    num_known: dict[str, int] = {}
     for run in known.values():
-        any_key |= dict.fromkeys(run.values)
-    for keys in (typed, any_key):
+        for key in run.values:
+            num_known[key] = num_known.get(key, 0) + 1
+    for counts in (num_set, num_known):
         # Names, paths and display options differ between all runs.
-        differing = [key for key in keys if is_column(key, known)]
+        differing = [key for key in counts if is_column(key, known)]
         if differing:
-            return sorted(differing)[:MAX_COLUMNS]
+            # In a folder of many experiments, a key of a single run must not hide the seed.
+            differing.sort(key=lambda key: (-counts[key], key))
+            return differing[:MAX_COLUMNS]
     return []
 
 

@@ -70,11 +70,13 @@ function tracesOf(chart, weight) {
     const color = style(`--series-${fronts.indexOf(curve.mean) % 8}`);
     return { x: curve.x, y: curve.y, name: plain(curve.name), mode: "lines", opacity: 0.45, line: { color, width: 1 } };
   });
+  // The points and stars of many curves would hide their lines.
+  const areMany = fronts.length > MAX_LEGEND;
   const shown = chart.curves.filter((curve) => !curve.mean).flatMap((curve, number) => {
     const color = style(`--series-${number % 8}`);
     const dash = DASHES[(number + Math.floor(number / 8)) % DASHES.length];
     const common = { x: curve.x, name: plain(curve.name), legendgroup: number };
-    const mode = curve.x.length <= 30 ? "lines+markers" : "lines";
+    const mode = curve.x.length === 1 || (curve.x.length <= 30 && !areMany) ? "lines+markers" : "lines";
     const line = { color, dash, width: 1.8 }, marker = { color, size: 5 };
     const traces = [{ ...common, y: curve.y, mode, line, marker }];
     if (weight > 0) {
@@ -82,7 +84,7 @@ function tracesOf(chart, weight) {
       traces.push({ ...common, y: smooth(curve.y, weight), mode: "lines", line });
     }
     const best = curve.x.indexOf(curve.best);
-    if (best >= 0) {
+    if (best >= 0 && !areMany) {
       traces.push({
         x: [curve.best], y: [curve.y[best]], mode: "markers", legendgroup: number, showlegend: false,
         name: `${plain(curve.name)}, best epoch`, hoverinfo: "skip",
