@@ -30,14 +30,12 @@ from flytekitplugins.kfpytorch import Elastic
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from samestep import ConfigError, RunError
-from samestep.hydra.compose import check
-from samestep.hydra.program import compose_run
+from samestep import ConfigError, RunError, compose_run
 
 # The program is pyflyte, or pyflyte-execute in a pod, and may be called in any folder.
 os.environ["SAMESTEP_PROJECT"] = str(Path(__file__).resolve().parents[1])
 WORDS = json.loads(os.environ.get("FLYTE_OVERRIDES") or '["cluster=flyte"]')
-CFG = check(WORDS)
+CFG = compose_run(WORDS)
 CLUSTER = CFG.cluster
 if CFG.trainer.devices == "auto" or CFG.trainer.num_nodes > 1:
     raise ConfigError(
@@ -100,7 +98,7 @@ class Result(NamedTuple):
 )
 def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
     """Download and verify the images before any process trains."""
-    data = check(hyperparameters.words()).data
+    data = compose_run(hyperparameters.words()).data
     folder = Path(current_context().working_directory, "data")
     folder.mkdir(parents=True)
     source = instantiate(data.source, _convert_="all")

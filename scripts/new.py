@@ -16,8 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from samestep import ConfigError, run_script
-from samestep.command_line import Parser
+from samestep import ConfigError, Parser, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"

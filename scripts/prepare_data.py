@@ -9,16 +9,14 @@ from pathlib import Path
 
 from hydra.utils import instantiate
 
-from samestep import ConfigError, run_script
-from samestep.command_line import Parser
-from samestep.hydra.compose import check
+from samestep import ConfigError, Parser, compose_run, run_script
 
 
 def main(argv: Sequence[str]) -> int:
     """Prepare the data, read them once, and print how many there are. Returns 0."""
     parser = Parser("prepare_data.py", __doc__)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="such as data=NAME")
-    cfg = check(parser.parse(argv).overrides)
+    cfg = compose_run(parser.parse(argv).overrides)
     data = cfg.data
     if "source" not in data:
         raise ConfigError(

@@ -3,7 +3,7 @@
 ``rules`` in configs/train.yaml names this module.
 """
 
-from samestep.hydra.rules import ABOVE_0, NULL, TEXT, Rule, whole
+from samestep.rules import ABOVE_0, NULL, TEXT, Rule, whole
 
 RULES: dict[str, Rule] = {
     "model.backbone_lr": NULL | ABOVE_0,

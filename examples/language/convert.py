@@ -14,8 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from samestep import run_script
-from samestep.command_line import Parser
+from samestep import Parser, run_script
 
 
 def main(argv: Sequence[str]) -> int:

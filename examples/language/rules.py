@@ -5,7 +5,7 @@
 
 from omegaconf import DictConfig
 
-from samestep.hydra.rules import ABOVE_0, BETWEEN_0_AND_1, NULL, TEXT, Rule, whole
+from samestep.rules import ABOVE_0, BETWEEN_0_AND_1, NULL, TEXT, Rule, whole
 
 RULES: dict[str, Rule] = {
     "data.file": NULL | TEXT,

@@ -13,8 +13,7 @@ Each piece is read back and compared. The same command resumes a conversion that
 from collections.abc import Sequence
 from pathlib import Path
 
-from samestep import ConfigError, run_script
-from samestep.command_line import Parser
+from samestep import ConfigError, Parser, run_script
 
 
 def main(argv: Sequence[str]) -> int:

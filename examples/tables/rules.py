@@ -4,7 +4,7 @@
 ``project.rules``.
 """
 
-from samestep.hydra.rules import NULL, TEXT, Rule
+from samestep.rules import NULL, TEXT, Rule
 
 RULES: dict[str, Rule] = {
     "data.tables.val": NULL | TEXT,

@@ -17,10 +17,9 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from examples.tables.datamodule import CHECKSUM, checksum
 from project.data.datamodule import SPLIT_SEED
 from project.data.sources import ImageFolder
-from samestep.data.arrow import ArrowRows
+from samestep import ArrowRows, ConfigError, RunError
 from samestep.data.lance import NUM_ROWS, first_line
 from samestep.data.seeds import generator
-from samestep.errors import ConfigError, RunError
 
 IMAGES_AT_ONCE, ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 2**18, 2**28  # of a file of the table
 VAL = dict.fromkeys(["validation", "valid", "dev"], "val")  # other names of this split

@@ -6,7 +6,7 @@ torch is imported. Nothing here imports torch.
 
 from omegaconf import DictConfig
 
-from samestep.hydra import rules
+from samestep import rules
 
 RULES = {
     "data.global_batch_size": rules.whole(1),

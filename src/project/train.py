@@ -14,7 +14,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
         The final metrics, as in ``metrics.json``; nothing on ranks other than zero.
     """
     # Imported here: torch takes seconds, and help and errors answer before.
-    from samestep.hydra.build import build_run
+    from samestep import build_run
 
     trainer, model, data = build_run(cfg, overrides)
     trainer.fit(model, datamodule=data)

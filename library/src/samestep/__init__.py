@@ -2,8 +2,8 @@
 
 Read ``trainer`` first: what happens from ``fit`` to the end. Then ``loops``: what happens between
 two steps. Then ``lightning_names``, ``errors``, ``versions``, ``metrics``, ``config_keys``,
-``option_names``, ``run_spec``, ``ranks``, ``losses``, ``command_line``, ``data``, ``run``,
-``node``, ``tracker``, ``mlflow_runs``, ``loggers``, ``callbacks``, ``resumed_loggers``,
+``option_names``, ``run_spec``, ``ranks``, ``losses``, ``command_line``, ``rules``, ``data``,
+``run``, ``node``, ``tracker``, ``mlflow_runs``, ``loggers``, ``callbacks``, ``resumed_loggers``,
 ``arguments``, ``fit_checks``, ``lightning_patch`` and ``verify``, which need no Hydra; then
 ``hydra``, which makes the arguments of the Trainer from configuration files, ``grid``, ``doctor``,
 ``report``, ``launch``, ``sweep``, ``loading`` (model and data of a run), ``evaluate``, ``predict``,
@@ -33,16 +33,21 @@ MODULES = {
     "ConfigError": "samestep.errors",
     "EpochMean": "samestep.metrics",
     "LanceRows": "samestep.data.lance",
+    "Parser": "samestep.command_line",
     "RunError": "samestep.errors",
     "Slice": "samestep.data.sampler",
     "Trainer": "samestep.trainer",
+    "build_run": "samestep.hydra.build",
+    "compose_run": "samestep.hydra.program",
     "gather": "samestep.ranks.process_group",
     "gather_batch": "samestep.losses",
     "load_run": "samestep.loading",
     "mean": "samestep.losses",
     "patch_lightning": "samestep.lightning_patch",
     "redact": "samestep.ranks.secrets",
+    "run_program": "samestep.hydra.program",
     "run_script": "samestep.script",
+    "train_in_process": "samestep.hydra.main",
 }
 """Where each public name is defined; ``__init__.pyi`` says it to type checkers."""
 

@@ -1,3 +1,4 @@
+from samestep.command_line import Parser as Parser
 from samestep.data.arrow import ArrowRows as ArrowRows
 from samestep.data.lance import LanceRows as LanceRows
 from samestep.data.loader import BatchLoader as BatchLoader
@@ -5,6 +6,10 @@ from samestep.data.order import Blocks as Blocks
 from samestep.data.sampler import Slice as Slice
 from samestep.errors import ConfigError as ConfigError
 from samestep.errors import RunError as RunError
+from samestep.hydra.build import build_run as build_run
+from samestep.hydra.main import train_in_process as train_in_process
+from samestep.hydra.program import compose_run as compose_run
+from samestep.hydra.program import run_program as run_program
 from samestep.lightning_patch import patch_lightning as patch_lightning
 from samestep.loading import load_run as load_run
 from samestep.losses import gather_batch as gather_batch

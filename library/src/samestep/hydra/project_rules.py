@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
 from samestep.hydra.nodes import as_list
-from samestep.hydra.rules import Rule
+from samestep.rules import Rule
 
 
 class ProjectRules(NamedTuple):

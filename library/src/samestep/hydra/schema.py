@@ -19,7 +19,6 @@ from samestep.hydra.nodes import (
     resolve,
 )
 from samestep.hydra.project_rules import ProjectRules
-from samestep.hydra.rules import STRING, Rule, is_number
 from samestep.hydra.suggestions import (
     did_you_mean,
     find_other_name,
@@ -28,6 +27,7 @@ from samestep.hydra.suggestions import (
     show,
 )
 from samestep.ranks.secrets import HIDDEN, is_secret_name
+from samestep.rules import STRING, Rule, is_number
 from samestep.run_spec import leaves
 
 OVERLAYS = ("experiment", "debug", "local")  # groups that change values and add no keys
