@@ -21,7 +21,7 @@ from library.tests.kit import Normalized, batches, check_same
 from library.tests.programs import PATIENCE_S, ROOT, environment, run_code
 from samestep import BatchLoader, Trainer
 from samestep.ranks import environment as ranks_environment
-from samestep.ranks import process
+from samestep.ranks import output
 from samestep.run import manifest
 from samestep.run.metrics import read_history
 
@@ -85,7 +85,7 @@ def test_what_macos_lacks_is_not_needed(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.delattr(module, name, raising=False)
     reader, writer = os.pipe()
     os.close(reader)
-    assert not process.has_hung_up(writer)
+    assert not output.has_hung_up(writer)
     os.close(writer)
     assert ranks_environment.cpus_per_rank() >= 1
     monkeypatch.setattr(manifest, "BLOCK_BYTES", 4)

@@ -14,6 +14,7 @@ from samestep.verify import compare, known_notes, records
 from samestep.verify.compare import FLOAT64, Difference
 from samestep.verify.known_notes import INTERRUPTED, RANKS
 from samestep.verify.recorder import digests_of, parts_of, summary_of
+from samestep.verify.plan import file_of
 from samestep.verify.records import Batch, Rank
 
 WEIGHT = "parameter net.weight"
@@ -161,7 +162,7 @@ def test_an_element_that_is_not_among_the_values_is_seen():
 def test_a_repeated_batch_takes_the_place_of_the_first(tmp_path: Path):
     lines = [{"place": [0, 0], "step": 0, "rows": [1], "loss": loss} for loss in (0.5, 0.25)]
     text = "\n".join(map(json.dumps, lines))
-    records.file_of(tmp_path, 0).write_text(text + '\n{"place": [0, 1], "st')
+    file_of(tmp_path, 0).write_text(text + '\n{"place": [0, 1], "st')
     (rank,) = records.read(tmp_path)
     assert [batch.loss for batch in rank.batches.values()] == [0.25]
 

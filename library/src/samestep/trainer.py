@@ -53,8 +53,8 @@ from samestep.ranks import (
     epoch_logs,
     failure,
     notices,
+    output,
     preflight,
-    process,
     process_group,
     run_dirs,
     stopping,
@@ -168,7 +168,7 @@ class Trainer(L.Trainer):
         added = run or front_end_of_script(run_dir, own)
         option_names.use(added.option_names, added.option_words)
         failure.ErrorHook.install()
-        process.make_streams_safe()
+        output.make_streams_safe()
         arguments.check_options({**options, "strategy": strategy, "mode": mode})
         compat.reject_tuner(Trainer, arguments.tuner_error)
         plugins, unused = arguments.take_unused(options, plugins, run_dir)

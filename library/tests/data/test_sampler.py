@@ -1,16 +1,23 @@
+from functools import partial
+
 import pytest
 import torch
 
+from samestep.data.order import make_order
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, split
 from samestep.data.seeds import generator
+
+
+def orders(num_samples: int, seed: int, shuffle: bool = True):
+    return partial(make_order, num_samples, shuffle, seed)
 
 
 def global_batches(world_size: int, *, num_samples=23, size=6, epoch=0, train=True, **options):
     """Ids of each global batch, put together from the slices of all ranks."""
     samplers = [
         GlobalBatchSampler(
-            num_samples, size, rank=rank, world_size=world_size, seed=5, shuffle=train,
-            drop_last=train, **options,
+            num_samples, size, rank=rank, world_size=world_size, drop_last=train,
+            order_of=orders(num_samples, 5, shuffle=train), **options,
         )
         for rank in range(world_size)
     ]  # fmt: skip
@@ -46,14 +53,17 @@ def test_an_evaluation_covers_each_image_once_in_order(world_size: int):
 
 
 def test_more_ranks_than_images_leaves_some_ranks_an_empty_slice():
-    sampler = GlobalBatchSampler(2, 8, rank=3, world_size=4, seed=0, shuffle=False, drop_last=False)
+    in_order = orders(2, 0, shuffle=False)
+    sampler = GlobalBatchSampler(2, 8, rank=3, world_size=4, order_of=in_order, drop_last=False)
     (piece,) = sampler
     assert len(piece.ids) == 0
     assert sampler.has_empty_slices()
 
 
 def test_slices_know_their_position_in_the_global_batch():
-    sampler = GlobalBatchSampler(12, 6, rank=1, world_size=3, seed=0, shuffle=True, drop_last=True)
+    sampler = GlobalBatchSampler(
+        12, 6, rank=1, world_size=3, order_of=orders(12, 0), drop_last=True
+    )
     sampler.epoch = 4
     assert [(p.epoch, p.number, p.start, p.global_size) for p in sampler] == [
         (4, 0, 2, 6),
@@ -62,7 +72,9 @@ def test_slices_know_their_position_in_the_global_batch():
 
 
 def test_a_pass_can_begin_within_the_epoch_once():
-    sampler = GlobalBatchSampler(23, 6, rank=0, world_size=1, seed=5, shuffle=True, drop_last=True)
+    sampler = GlobalBatchSampler(
+        23, 6, rank=0, world_size=1, order_of=orders(23, 5), drop_last=True
+    )
     whole = [piece.ids.tolist() for piece in sampler]
     sampler.first_batch = 2
     assert [piece.ids.tolist() for piece in sampler] == whole[2:]
@@ -113,7 +125,7 @@ def test_other_shares_change_the_slices_and_no_batch():
     def batches(*shares: float) -> list[list[torch.Tensor]]:
         samplers = [
             GlobalBatchSampler(
-                23, 6, rank=rank, world_size=2, seed=5, shuffle=True, drop_last=True
+                23, 6, rank=rank, world_size=2, order_of=orders(23, 5), drop_last=True
             )
             for rank in (0, 1)
         ]  # fmt: skip
@@ -140,7 +152,7 @@ def test_no_weights_are_needed_if_all_slices_are_equal(
 ):
     for rank in range(world_size):
         sampler = GlobalBatchSampler(
-            23, size, rank=rank, world_size=world_size, seed=0, shuffle=True, drop_last=drop_last,
+            23, size, rank=rank, world_size=world_size, order_of=orders(23, 0), drop_last=drop_last,
             batches_per_step=batches_per_step,
         )  # fmt: skip
         assert sampler.has_equal_slices() is is_equal

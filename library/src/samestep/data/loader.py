@@ -5,6 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from samestep.data.order import Blocks
+from samestep.data.order import Blocks, make_order
 from samestep.data.sampler import ExactLoader, GlobalBatchSampler, Slice
 from samestep.data.seeds import generator, isolated_rng, seed_sample
 from samestep.data.threads import ReadAheadPool
@@ -82,6 +83,7 @@ class BatchLoader(ExactLoader):
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.dataset = dataset
+        self.shuffle = shuffle
         self.slices = _Slices(dataset, seed, collate_fn, transform)
         # Not called `sampler`: Lightning would take this for a DataLoader.
         self.order = GlobalBatchSampler(
@@ -89,8 +91,7 @@ class BatchLoader(ExactLoader):
             batch_size,
             rank=environment.rank(),
             world_size=environment.world_size(),
-            seed=seed,
-            shuffle=shuffle,
+            order_of=partial(make_order, len(dataset), shuffle, seed),
             drop_last=drop_last,
             batches_per_step=accumulate_grad_batches,
         )
@@ -169,7 +170,7 @@ class BatchLoader(ExactLoader):
         if num_ahead is None:
             yield from self.order
             return
-        blocks = self.order.shuffle
+        blocks = self.shuffle
         assert isinstance(blocks, Blocks)
         waiting: deque[Slice] = deque()
         try:
@@ -188,7 +189,7 @@ class BatchLoader(ExactLoader):
 
     def _num_batches_ahead(self) -> int | None:
         """How many batches in advance blocks are read; None if the data set reads single rows."""
-        blocks, order = self.order.shuffle, self.order
+        blocks, order = self.shuffle, self.order
         if not isinstance(blocks, Blocks) or not hasattr(self.dataset, "expect"):
             return None
         # The samples of a window of blocks are shuffled together and dealt to all ranks. So

@@ -1,7 +1,7 @@
 """Which samples each step sees, on which rank."""
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from samestep.data.order import Blocks, make_order
 from samestep.data.seeds import generator, isolated_rng, seed_sample
 
 
@@ -40,7 +39,7 @@ class Slice(NamedTuple):
 class GlobalBatchSampler(Sampler[Slice]):
     """Cuts a data set into global batches, and each global batch into one slice per rank.
 
-    The order is a pure function of ``(seed, epoch)``: step ``s`` of an epoch consumes the same
+    The order is a pure function of the epoch: step ``s`` of an epoch consumes the same
     ``batch_size`` samples on any number of ranks, before and after any restart. The slices of a
     batch are as long as ``shares`` says. With equal shares they differ by one sample at most.
 
@@ -54,9 +53,7 @@ class GlobalBatchSampler(Sampler[Slice]):
         batch_size: samples per optimizer step, over all ranks.
         rank: of this process.
         world_size: number of ranks.
-        seed: of the order.
-        shuffle: draw a new order each epoch; otherwise keep that of the data set. ``Blocks``: draw
-            one that reads neighbours together.
+        order_of: the order of an epoch: a function from positions ``start`` to ``stop`` to samples.
         drop_last: end the epoch with the last full optimizer step.
         batches_per_step: batches into which a step is cut; they differ by one sample at most.
     """
@@ -68,8 +65,7 @@ class GlobalBatchSampler(Sampler[Slice]):
         *,
         rank: int,
         world_size: int,
-        seed: int,
-        shuffle: bool | Blocks,
+        order_of: Callable[[int], Callable[[int, int], Tensor]],
         drop_last: bool,
         batches_per_step: int = 1,
     ) -> None:
@@ -77,8 +73,7 @@ class GlobalBatchSampler(Sampler[Slice]):
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
-        self.seed = seed
-        self.shuffle = shuffle
+        self.order_of = order_of
         self.drop_last = drop_last
         self.batches_per_step = batches_per_step
         self.shares: tuple[float, ...] = (1.0,) * world_size
@@ -94,7 +89,7 @@ class GlobalBatchSampler(Sampler[Slice]):
         return num_steps * self.batches_per_step
 
     def __iter__(self) -> Iterator[Slice]:
-        order = make_order(self.num_samples, self.shuffle, self.seed, self.epoch)
+        order = self.order_of(self.epoch)
         # Only the first pass after a resume begins within an epoch.
         first_batch = self.first_batch
         self.first_batch = 0

@@ -20,38 +20,38 @@ def take(batch: Any, length: int, chosen: slice) -> Any:
         CannotSplit: if a tensor has not one entry for each sample.
     """
     if isinstance(batch, Tensor | np.ndarray):
-        if batch.ndim and batch.shape[0] != length:
-            shape = tuple(batch.shape)
-            raise CannotSplit(f"a tensor of shape {shape} in a batch of {length} samples")
-        return batch[chosen] if batch.ndim else batch
-    if isinstance(batch, list | tuple):
-        return take_of_list(batch, length, chosen)
+        return take_rows(batch, length, chosen)
     parts = parts_of(batch)
     if parts is None:
         return batch
-    taken = {name: take(part, length, chosen) for name, part in parts.items()}
+    is_list = isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
+    has_entries = is_list and len(batch) == length
+    # Such as names of files: nothing in them tells one sample from another.
+    if has_entries and all(isinstance(part, str | bytes | int | float) for part in batch):
+        return batch[chosen]
+    try:
+        taken = {name: take(part, length, chosen) for name, part in parts.items()}
+    except CannotSplit:
+        # Such as sequences of different lengths.
+        if has_entries:
+            return batch[chosen]
+        raise
     return with_parts(batch, taken)
 
 
-def take_of_list(batch: Any, length: int, chosen: slice) -> Any:
-    """Some samples of a list: of its parts, such as inputs and targets, or of its entries."""
-    is_named = hasattr(batch, "_fields")
-    # Such as names of files: nothing in them tells one sample from another.
-    has_values = all(isinstance(part, str | bytes | int | float) for part in batch)
-    if len(batch) == length and has_values and not is_named:
-        return batch[chosen]
-    try:
-        parts = [take(part, length, chosen) for part in batch]
-    except CannotSplit:
-        # Such as sequences of different lengths.
-        if len(batch) == length and not is_named:
-            return batch[chosen]
-        raise
-    return type(batch)(*parts) if is_named else type(batch)(parts)
+def take_rows(tensor: Any, length: int, chosen: slice) -> Any:
+    """Some rows of a tensor or an array; all of a number."""
+    if not tensor.ndim:
+        return tensor
+    if tensor.shape[0] != length:
+        raise CannotSplit(f"a tensor of shape {tuple(tensor.shape)} in a batch of {length} samples")
+    return tensor[chosen]
 
 
 def parts_of(batch: Any) -> dict[Any, Any] | None:
-    """The parts of a dictionary or object; None for a number, a text and the like."""
+    """The parts of a list, dictionary or object; None for a number, a text and the like."""
+    if isinstance(batch, list | tuple):
+        return dict(enumerate(batch))
     if isinstance(batch, Mapping):
         return dict(batch)
     if hasattr(batch, "__dict__") and not callable(batch):
@@ -60,7 +60,12 @@ def parts_of(batch: Any) -> dict[Any, Any] | None:
 
 
 def with_parts(batch: Any, parts: dict[Any, Any]) -> Any:
-    """A copy of a dictionary or object, with other parts."""
+    """A copy of a list, dictionary or object, with other parts."""
+    if hasattr(batch, "_fields"):
+        # A named tuple takes its items as separate arguments.
+        return type(batch)(*parts.values())
+    if isinstance(batch, list | tuple):
+        return type(batch)(parts.values())
     copied = copy.copy(batch)
     if isinstance(batch, Mapping):
         for name, part in parts.items():
@@ -77,19 +82,21 @@ def join(batches: Sequence[Any]) -> Any:
         CannotSplit: if their shapes do not fit.
     """
     first = batches[0]
-    if len(batches) == 1:
-        return first
     if isinstance(first, Tensor):
-        try:
-            return torch.cat(list(batches)) if first.ndim else first
-        except RuntimeError as error:
-            raise CannotSplit(str(error)) from None
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*map(join, zip(*batches, strict=True)))
-    if isinstance(first, list | tuple):
-        return type(first)(map(join, zip(*batches, strict=True)))
+        return join_rows(batches)
     parts = parts_of(first)
-    if parts is None:
+    if parts is None or len(batches) == 1:
         return first
-    joined = {name: join([parts_of(batch)[name] for batch in batches]) for name in parts}  # type: ignore[index]
+    of_batches = list(map(parts_of, batches))
+    joined = {name: join([of_one[name] for of_one in of_batches]) for name in parts}  # type: ignore[index]
     return with_parts(first, joined)
+
+
+def join_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """The rows of several tensors; of numbers the first one."""
+    if not tensors[0].ndim:
+        return tensors[0]
+    try:
+        return torch.cat([*tensors])
+    except RuntimeError as error:
+        raise CannotSplit(str(error)) from None

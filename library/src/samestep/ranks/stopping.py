@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import distributed as dist
 
-from samestep.ranks import child_signals, collectives, environment, process
+from samestep.ranks import child_signals, collectives, environment, output
 from samestep.ranks.failure import ASKS, EXIT_SIGTERM
 
 Waited = TypeVar("Waited")
@@ -188,7 +188,7 @@ def _remember(signum: int, frame: FrameType | None) -> None:
     if signum == signal.SIGINT and _State.signum:
         raise Interrupted
     if signum == signal.SIGHUP:
-        process.drop_lost_terminal()
+        output.drop_lost_terminal()
     _State.signum = _State.signum or signum
     if not _State.deferred:
         if signum == signal.SIGINT and not _State.has_begun:

@@ -25,7 +25,7 @@ from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.verify import compare, known_notes, program, records
 from samestep.verify.compare import Difference
 from samestep.verify.known_notes import INTERRUPTED, RANKS, KnownNote
-from samestep.verify.plan import Plan
+from samestep.verify.plan import Plan, done_file
 from samestep.verify.program import Attempt
 from samestep.verify.records import Place, Rank
 
@@ -298,7 +298,7 @@ class Experiments:
         attempt = self._start(plan, name)
         if attempt.is_rejection:
             return Cell(REJECTED, attempt.why)
-        if not records.done_file(Path(plan.records)).exists():
+        if not done_file(Path(plan.records)).exists():
             return Cell(FAILED, f"it was not harmed: {attempt.why}")
         # A run that is stopped says so by its exit code; of a killed one the kernel does.
         is_stopped = plan.signum == signal.SIGTERM

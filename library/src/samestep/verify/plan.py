@@ -1,11 +1,16 @@
-"""What one program of an experiment must do. Imports no torch."""
+"""What one program of an experiment must do, and where it leaves what it has done. No torch."""
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from samestep.ranks import environment
 
 NUM_EPOCHS = 3  # one undisturbed, one in which a run is stopped, and one in which it is killed
+
+
+FIRST_STEP = "--- samestep verify: the first step ---"
+"""A line that rank zero prints: what is said later comes too late."""
 
 
 @dataclass(frozen=True)
@@ -43,3 +48,13 @@ def read() -> Plan:
     assert values is not None
     place = values["place"]
     return Plan(**values | {"place": tuple(place) if place else None})
+
+
+def file_of(folder: Path, rank: int) -> Path:
+    """The file of one rank."""
+    return folder / f"rank-{rank}.jsonl"
+
+
+def done_file(folder: Path) -> Path:
+    """The file that exists once a signal was sent."""
+    return folder / "signal-was-sent"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from samestep.ranks import process_table
 from samestep.ranks.failure import EXIT_CONFIG, PREFIX
-from samestep.verify.records import FIRST_STEP
+from samestep.verify.plan import FIRST_STEP
 
 TIMED_OUT = 124  # as of timeout(1)
 LOOKS_LIKE_AN_ERROR = re.compile(rf"(\w+\.)*\w*Error\b|{PREFIX}")

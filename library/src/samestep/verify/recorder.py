@@ -21,8 +21,7 @@ from samestep.data.loaders import find_loaders
 from samestep.data.sampler import ExactLoader
 from samestep.data.torch_loaders import split_of
 from samestep.errors import ConfigError
-from samestep.verify.plan import Plan
-from samestep.verify.records import FIRST_STEP, done_file, file_of
+from samestep.verify.plan import FIRST_STEP, Plan, done_file, file_of
 
 MAX_VALUES = 64  # of one tensor
 MAX_VALUES_OF_STEP = 20_000  # of all tensors together: a line of JSON stays below a megabyte

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FIRST_STEP = "--- samestep verify: the first step ---"
-"""A line that rank zero prints: what is said later comes too late."""
+from samestep.verify.plan import file_of
 
 Place = tuple[int, int]
 """An epoch, and a batch in it."""
@@ -73,16 +72,6 @@ class Rank:
     def rows_at(self, place: Place) -> list[int]:
         """The samples of one batch; none where this rank has no such batch."""
         return self.batches[place].rows if place in self.batches else []
-
-
-def file_of(folder: Path, rank: int) -> Path:
-    """The file of one rank."""
-    return folder / f"rank-{rank}.jsonl"
-
-
-def done_file(folder: Path) -> Path:
-    """The file that exists once a signal was sent."""
-    return folder / "signal-was-sent"
 
 
 def read(folder: Path) -> list[Rank]:
