@@ -14,7 +14,7 @@ no value twice. W&B cannot forget a row: after SIGKILL it has some twice, at the
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,9 @@ def take_places(loggers: Iterable[Logger], run_dir: Path) -> None:
         return
     known = record.read(run_dir)
     for name, logger in named.items():
-        place, place_before = compat.place_of(logger), known.trackers.get(name)
-        if place_before is None:
+        if name not in known.trackers:
             continue
+        place, place_before = compat.place_of(logger), known.trackers[name]
         if place is None:
             compat.set_place(logger, place_before)
         elif place != place_before:
@@ -115,16 +115,21 @@ def names_of(loggers: Iterable[Logger]) -> dict[str, Logger]:
     """Lightning's loggers by names that are the same at the next start."""
     named: dict[str, Logger] = {}
     for logger in loggers:
+        kind = kind_of(logger)
         # Those of ``samestep.loggers`` continue by themselves.
         is_ours = type(logger).__module__ == "samestep.loggers"
-        if not isinstance(logger, KINDS) or is_ours:
+        if kind is None or is_ours:
             continue
-        kind = next(kind.__name__ for kind in KINDS if isinstance(logger, kind))
-        name = f"{kind} {compat.project_of(logger)}"
+        name = f"{kind.__name__} {compat.project_of(logger)}"
         while name in named:
             name += "'"
         named[name] = logger
     return named
+
+
+def kind_of(logger: Logger) -> type[Logger] | None:
+    """Which of ``KINDS`` a logger is; None for others."""
+    return next((kind for kind in KINDS if isinstance(logger, kind)), None)
 
 
 def next_step(ckpt_path: str | None) -> int:
@@ -136,12 +141,14 @@ def next_step(ckpt_path: str | None) -> int:
 
 def leave_out(logger: Logger, step: int) -> None:
     """Let a logger forget what it has logged from ``step`` on, or leave it out the second time."""
-    if isinstance(logger, TensorBoardLogger):
-        compat.hide_events_from(logger, step)
-    elif isinstance(logger, CSVLogger):
-        keep_rows(logger, step)
-    elif isinstance(logger, MLFlowLogger):
-        send_only_new(logger.experiment, str(logger.version))
+    forget: dict[Any, Callable[[Any, int], None]] = {
+        TensorBoardLogger: compat.hide_events_from,
+        CSVLogger: keep_rows,
+        MLFlowLogger: send_only_new,
+        # It cannot forget.
+        WandbLogger: lambda *_: None,
+    }
+    forget[kind_of(logger)](logger, step)
 
 
 def keep_rows(logger: CSVLogger, before: int | None = None) -> None:
@@ -175,8 +182,10 @@ def step_of(row: Mapping[str, str | None]) -> float:
     return float(row["step"] or math.inf) if is_whole else math.inf
 
 
-def send_only_new(client: Any, run_id: str) -> None:
-    """Let a client of MLflow send no value twice, nor a parameter, which MLflow cannot change."""
+def send_only_new(logger: MLFlowLogger, step: int) -> None:
+    """Let a logger send no value twice, nor a parameter, which MLflow cannot change."""
+    client: Any = logger.experiment
+    run_id = str(logger.version)
     found = client.get_run(run_id)
     run = KnownRun(run_id, found.data.params, found.data.metrics)
     known = read_metrics(client, run)

@@ -120,6 +120,19 @@ class MonitorCheck(L.Callback):
         stage = RunningStage.SANITY_CHECKING.value
         if any(stage in name for name in logged):
             return
+        wrong = self._find_unlogged(trainer, logged)
+        if not wrong:
+            return
+        settings = ", ".join(f"{key}={monitor}" for key, monitor in wrong.items())
+        remedy = suggest_monitor(*next(iter(wrong.items())), logged)
+        raise ConfigError(
+            f"{settings}: validation logs {', '.join(logged)}; choose one of these, such as "
+            f"{remedy}. {setting('monitor', None)} tests the last weights. If the metric is only "
+            f"logged later, add {setting('num_sanity_val_steps', 0)}"
+        )
+
+    def _find_unlogged(self, trainer: L.Trainer, logged: list[str]) -> dict[str, str]:
+        """The monitors of validation that are not among the metrics which it logs."""
         monitors = dict(self.monitors)
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:
@@ -130,15 +143,7 @@ class MonitorCheck(L.Callback):
             is_of_validation = re.search("val|^test", monitor, re.IGNORECASE)
             if monitor not in logged and is_of_validation:
                 wrong[key] = monitor
-        if not wrong:
-            return
-        settings = ", ".join(f"{key}={monitor}" for key, monitor in wrong.items())
-        remedy = suggest_monitor(*next(iter(wrong.items())), logged)
-        raise ConfigError(
-            f"{settings}: validation logs {', '.join(logged)}; choose one of these, such as "
-            f"{remedy}. {setting('monitor', None)} tests the last weights. If the metric is only "
-            f"logged later, add {setting('num_sanity_val_steps', 0)}"
-        )
+        return wrong
 
 
 def suggest_monitor(key: str, monitor: str, logged: list[str]) -> str:

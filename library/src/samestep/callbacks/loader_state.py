@@ -99,14 +99,13 @@ def attributes_of_loader(loader: Any, data: Any, module: Any) -> Iterator[Attrib
         module: of the run. Both have attributes that are compared anyway.
     """
     saved = saved_state(data) if data is not None else None
+    # Private attributes of a loader belong to torch's DataLoader.
+    ignored = {id(loader): private_names(loader)}
     for part in parts_of_loader(loader):
         # Lightning tells a sampler that has ``set_epoch`` the epoch, also after a restart.
         is_told = hasattr(type(part), "set_epoch") and part is not getattr(loader, "dataset", None)
-        if is_told or part is data or part is module:
-            continue
-        # Private attributes of a loader belong to torch's DataLoader.
-        ignored = private_names(loader) if part is loader else set[str]()
-        yield from attributes_of_data(part, ignored, saved)
+        if not is_told and id(part) not in (id(data), id(module)):
+            yield from attributes_of_data(part, ignored.get(id(part), ()), saved)
 
 
 def attributes_of_data(
@@ -205,20 +204,30 @@ def has_changed(before: Any, now: Any) -> bool:
     What a cache gains is no state: a new key of a dictionary, or a value in the place of None. Nor
     is text: messages, times and paths change.
     """
+    kind = kind_of(now)
     if before is None:
         # A generator that the first sample makes has advanced already.
-        return isinstance(now, tuple) and now[0] == "generator"
+        return kind == "generator"
     if isinstance(before, str) or isinstance(now, str | None):
         return False
-    are_compound = isinstance(before, tuple) and isinstance(now, tuple)
-    if not are_compound or before[0] != now[0] or now[0] not in COMPOUND:
+    if kind not in COMPOUND or kind_of(before) != kind:
         # As text nan is equal to nan, and 1 differs from True.
         return repr(before) != repr(now)
-    has_size = now[0] == "items" and not are_pairs([*before[-1], *now[-1]])
-    if has_size and before[-2] != now[-2]:
-        # Of a long list only the ends are compared.
+    # Of a long list only the ends are compared.
+    if kind == "items" and have_other_lengths(before, now):
         return True
     return have_changed(before[-1], now[-1])
+
+
+def kind_of(encoded: Any) -> str:
+    """The kind of an encoded value; empty for numbers and text."""
+    return str(encoded[0]) if isinstance(encoded, tuple) else ""
+
+
+def have_other_lengths(before: Any, now: Any) -> bool:
+    """Whether these are two lists of different lengths; a dictionary may gain keys."""
+    are_lists = not are_pairs([*before[-1], *now[-1]])
+    return are_lists and before[-2] != now[-2]
 
 
 def have_changed(before: list[Any], now: list[Any]) -> bool:

@@ -7,6 +7,7 @@ import operator
 import pickle
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -53,30 +54,28 @@ class Finding(NamedTuple):
     """False: it is the accumulated batches, and not the ranks, that make another step."""
 
 
+NOTES = {
+    LOSS: "Note: the loss is not a mean over the samples: it is {facts}. {differ}. samestep.mean "
+    "and samestep.gather_batch help (docs/losses.md); {allowed}",
+    RANDOM: "Note: each rank draws random numbers of its own in a training step{facts}. {differ}, "
+    "though neither is better; {allowed}",
+    STATE: "Note: a training step changes {facts} by the samples that it has. {differ}. "
+    "samestep.gather_batch helps (docs/losses.md); {allowed}",
+    BATCH_NORM: "Note: {facts} each slice of a batch by itself. {differ}. Group norm and layer "
+    "norm do not, nor does {sync} on GPUs; {allowed}",
+}
+
+
 def explain(finding: Finding, num_ranks: int) -> str:
     """The note for a finding."""
     differ = f"So on {num_ranks} ranks the steps differ from those on one rank"
     if not finding.is_of_ranks:
         differ = "So accumulated batches make other steps than whole batches"
-    allowed = f"{setting('allow', f'[{finding.kind}]')} accepts it"
-    if finding.kind == LOSS:
-        return (
-            f"Note: the loss is not a mean over the samples: it is {finding.facts}. {differ}. "
-            f"samestep.mean and samestep.gather_batch help (docs/losses.md); {allowed}"
-        )
-    if finding.kind == RANDOM:
-        return (
-            "Note: each rank draws random numbers of its own in a training step"
-            f"{finding.facts}. {differ}, though neither is better; {allowed}"
-        )
-    if finding.kind == STATE:
-        return (
-            f"Note: a training step changes {finding.facts} by the samples that it has. {differ}. "
-            f"samestep.gather_batch helps (docs/losses.md); {allowed}"
-        )
-    return (
-        f"Note: {finding.facts} each slice of a batch by itself. {differ}. Group norm and layer "
-        f"norm do not, nor does {setting('sync_batchnorm', True)} on GPUs; {allowed}"
+    return NOTES[finding.kind].format(
+        facts=finding.facts,
+        differ=differ,
+        allowed=f"{setting('allow', f'[{finding.kind}]')} accepts it",
+        sync=setting("sync_batchnorm", True),
     )
 
 
@@ -193,13 +192,14 @@ def gather_slices(batch: Any) -> list[Any]:
 def lengths_of_slices(trainer: L.Trainer, batch_idx: int) -> tuple[int, ...] | None:
     """Samples of each slice of a batch; None if it is not cut, or into what is unknown."""
     orders = orders_of(trainer)
-    if None in orders:
-        return None
     if trainer.world_size == 1 and not is_cut_for_accumulation(trainer):
         return None
-    # Of several loaders the shorter ones may have begun again.
-    index = batch_idx if len(orders) == 1 else 0
-    found = {order.lengths(index) for order in orders if order is not None}
+    found: set[tuple[int, ...]] = set()
+    for order in orders:
+        if order is None:
+            return None
+        # Of several loaders the shorter ones may have begun again.
+        found.add(order.lengths(batch_idx if len(orders) == 1 else 0))
     # Of loaders with batches of different sizes it is not known which tensor is of which.
     return found.pop() if len(found) == 1 else None
 
@@ -260,17 +260,16 @@ def check_step(step: Step, batch: Any, length: int) -> list[Finding] | None:
     None if the steps must be computed in forks of their own, and are not yet.
     """
     step.prepare()
-    # The loss of a second step says whether it matters what the first one leaves behind.
-    plain, again = step.compute_in_turn([batch, batch], evaluates=True)
-    if step.is_repeatable and plain.losses != again.losses:
+    plain = compute_twice(step, batch, evaluates=True)
+    if plain is None:
         return None
     if not plain.losses:
         raise CannotSplit("training_step returns no loss")
     findings = check_loss(step, batch, length, plain)
     # As it is trained, with dropout and the statistics of the batch. Not before: batch norm would
     # evaluate by other statistics from here on.
-    trained, again = step.compute_in_turn([batch, batch], evaluates=False)
-    if step.is_repeatable and trained.losses != again.losses:
+    trained = compute_twice(step, batch, evaluates=False)
+    if trained is None:
         return None
     if trained.state:
         findings += check_state(step, batch, length, trained)
@@ -280,6 +279,14 @@ def check_step(step: Step, batch: Any, length: int) -> list[Finding] | None:
         where = f" ({names})" if names and not plain.is_random else ""
         findings.append(Finding(RANDOM, where))
     return findings + check_layers(step, batch, length, trained, findings)
+
+
+def compute_twice(step: Step, batch: Any, *, evaluates: bool) -> Answer | None:
+    """The losses of the batch; None if they depend on what an earlier step leaves behind."""
+    first, second = step.compute_in_turn([batch, batch], evaluates=evaluates)
+    if step.is_repeatable and first.losses != second.losses:
+        return None
+    return first
 
 
 def check_layers(
@@ -365,12 +372,13 @@ def find_unequal(
 
 def weighted_mean(values: Sequence[Tensor | None], shares: Sequence[float]) -> Tensor | None:
     """The mean of the values of parts, by their samples; None if they have none."""
-    total: Tensor | None = None
-    for value, share in zip(values, shares, strict=True):
-        if value is None or (total is not None and total.shape != value.shape):
-            return None
-        total = value.double() * share + (0 if total is None else total)
-    return total
+    found = [value for value in values if value is not None]
+    shapes = {value.shape for value in found}
+    if len(found) < len(values) or len(shapes) > 1:
+        return None
+    weights = torch.tensor(shares, dtype=torch.float64)
+    mean: Tensor = torch.tensordot(weights, torch.stack(found).double(), dims=1)
+    return mean
 
 
 def cut_in_two(batch: Any, length: int, cut: int) -> tuple[list[float], list[Any]]:
@@ -447,12 +455,9 @@ def are_equal(ours: Sequence[Sequence[Tensor]], theirs: Sequence[Sequence[Tensor
     """Whether all parts have given the same."""
     if not any(theirs):
         return True
-    if len(ours) != len(theirs):
+    if list(map(len, ours)) != list(map(len, theirs)):
         return False
-    for own, other in zip(ours, theirs, strict=True):
-        if len(own) != len(other) or not all(map(torch.equal, own, other)):
-            return False
-    return True
+    return all(map(torch.equal, chain(*ours), chain(*theirs)))
 
 
 def names_of(module: nn.Module, *kinds: type[nn.Module]) -> str:

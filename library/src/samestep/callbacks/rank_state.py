@@ -5,7 +5,7 @@ gradients of their own.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import lightning as L
@@ -116,20 +116,18 @@ class RankState(L.Callback):
     def _restore_buffers(
         self, trainer: L.Trainer, pl_module: L.LightningModule, states: list[State]
     ) -> None:
-        unequal = set[str]()
-        for state in states:
-            unequal |= find_unequal(state.get("buffers", {}), states[0].get("buffers", {}))
-        without_mean = find_parts_without_mean(unequal, states[0]["buffers"]) if unequal else set()
+        saved = [state["buffers"] for state in states if "buffers" in state]
+        unequal = set[str]().union(*(find_unequal(own, saved[0]) for own in saved))
+        without_mean = find_parts_without_mean(unequal, saved[0] if saved else {})
         for name, buffer in buffers_of(pl_module).items():
-            saved = pick(states, "buffers", name)
-            if not saved:
+            owners = [state for state in states if name in state.get("buffers", {})]
+            if not owners:
                 continue
-            if has_mean(buffer) and path_of(name) not in without_mean:
-                weights = [state["weight"] for state in states if name in state["buffers"]]
-                weighted = [weight * value for weight, value in zip(weights, saved, strict=True)]
+            if is_averaged(name, buffer, without_mean):
+                weighted = [state["weight"] * state["buffers"][name] for state in owners]
                 buffer.copy_(mean_of(weighted))
             else:
-                replace_buffer(pl_module, name, saved[0])
+                replace_buffer(pl_module, name, owners[0]["buffers"][name])
         prefix = class_of(pl_module).__name__
         names = [f"{prefix}.{name}" for name in sorted(unequal)]
         note_rank_zero_counts(trainer, names, len(states))
@@ -169,7 +167,7 @@ class RankState(L.Callback):
         without_mean = copy_from_rank_zero(pl_module)
         weight = weights_of_ranks(trainer)[trainer.global_rank]
         for name, buffer in buffers_of(pl_module).items():
-            if has_mean(buffer) and path_of(name) not in without_mean:
+            if is_averaged(name, buffer, without_mean):
                 buffer.copy_(trainer.strategy.reduce(weight * buffer, reduce_op="mean"))
 
     on_train_epoch_end = on_validation_start
@@ -229,6 +227,11 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 def has_mean(buffer: Tensor) -> bool:
     """Whether a buffer has a mean over the ranks: it is no counter or index."""
     return buffer.is_floating_point()
+
+
+def is_averaged(name: str, buffer: Tensor, without_mean: Container[str]) -> bool:
+    """Whether a buffer becomes its mean over the ranks; see ``find_parts_without_mean``."""
+    return has_mean(buffer) and path_of(name) not in without_mean
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -90,20 +90,20 @@ class SliceWeighting(L.Callback):
         """The batch sampler of this rank; None leaves the loader to Lightning."""
         batches: Any = loader.batch_sampler
         # Otherwise torch has made the batch sampler, from batch_size and shuffle.
-        is_users = loader.batch_size is None and batches is not None
+        of_user = batches if loader.batch_size is None else None
         # A distributed sampler, of torch or of the user, already gives each rank its batches.
-        if knows_ranks(batches) or knows_ranks(getattr(batches, "sampler", None)):
-            return batches if is_users else None
-        rank = environment.rank()
-        world_size = environment.world_size()
-        if self.split_batches and stage != "predict" and has_batches_of_ids(loader):
+        if any(map(knows_ranks, [batches, getattr(batches, "sampler", None)])):
+            return of_user
+        place = environment.rank(), environment.world_size()
+        is_split = self.split_batches and stage != "predict"
+        if is_split and has_batches_of_ids(loader):
             # ``ResumableBatches`` seeds the batches of the training.
-            seed = None if stage == "train" else self.seed
-            return SplitBatches(batches, rank, world_size, seed)
-        # Lightning would reject the user's batch sampler, or silently replace one of torch.
-        if is_users and world_size > 1:
-            return BatchesOfRank(batches, rank, world_size)
-        return None
+            seeds = {"train": None}
+            return SplitBatches(batches, *place, seeds.get(stage, self.seed))
+        if of_user is None or environment.world_size() == 1:
+            return None
+        # Lightning would reject the user's batch sampler.
+        return BatchesOfRank(of_user, *place)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the shares, slice the training data, and find out whether weights are needed.

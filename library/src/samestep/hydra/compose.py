@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import hydra
@@ -28,7 +29,7 @@ from yaml import YAMLError
 
 from samestep.errors import ConfigError
 from samestep.hydra import option_keys, overrides, rules
-from samestep.hydra.nodes import flatten, is_below
+from samestep.hydra.nodes import flatten, is_below, map_values
 from samestep.hydra.origins import find_origins
 from samestep.hydra.project import (
     choices_of,
@@ -184,18 +185,16 @@ def _expand_homes(cfg: DictConfig) -> None:
     Any key may be a path, also one of the user's own, and what reads it would make a folder ``~``.
     """
     for key, leaf in flatten(cfg).items():
-        expanded = _expand_home(leaf.text, key)
+        # A list may hold paths too.
+        expanded = map_values(leaf.text, str, partial(_expand_home, key))
         if expanded != leaf.text:
             leaf.node[leaf.name] = expanded
 
 
-def _expand_home(value: Any, key: str) -> Any:
-    """A value with the home directory in its place; a list may hold paths too."""
-    if isinstance(value, list):
-        return [_expand_home(item, key) for item in value]
-    if isinstance(value, str) and re.match(r"~[\w.-]*/", value):
-        return environment.expand_home(value, key)
-    return value
+def _expand_home(key: str, text: str) -> str:
+    """A text with the home directory in its place, if it begins as a path in one does."""
+    is_in_home = re.match(r"~[\w.-]*/", text)
+    return environment.expand_home(text, key) if is_in_home else text
 
 
 def _typed_keys(typed: Sequence[Override], rewritten: Sequence[str]) -> list[str]:

@@ -1,12 +1,14 @@
 """Nodes and values of a configuration, by full keys such as ``model.optimizer.lr``. No torch."""
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+Kind = TypeVar("Kind")
 
 
 class Leaf(NamedTuple):
@@ -59,25 +61,28 @@ def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from walk(child, f"{path}[{index}]")
 
 
+def map_values(value: Any, kind: type[Kind], change: Callable[[Kind], Any]) -> Any:
+    """Copy plain containers, and change every value of one kind in them."""
+    if isinstance(value, dict):
+        return {key: map_values(item, kind, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [map_values(item, kind, change) for item in value]
+    return change(value) if isinstance(value, kind) else value
+
+
 def escape(value: Any) -> Any:
     """Copy plain containers so that OmegaConf returns every string unchanged."""
-    if isinstance(value, dict):
-        return {key: escape(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [escape(item) for item in value]
-    if isinstance(value, str):
+
+    def escape_text(text: str) -> str:
         # OmegaConf reads \${ as ${, and \\${ as a backslash before an interpolation.
-        return re.sub(r"(\\*)\$\{", lambda match: rf"{match[1] * 2}\${{", value)
-    return value
+        return re.sub(r"(\\*)\$\{", lambda match: rf"{match[1] * 2}\${{", text)
+
+    return map_values(value, str, escape_text)
 
 
 def with_text_paths(value: Any) -> Any:
     """Copy plain containers with each path as text, which YAML can hold in any process."""
-    if isinstance(value, dict):
-        return {key: with_text_paths(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [with_text_paths(item) for item in value]
-    return str(value) if isinstance(value, PurePath) else value
+    return map_values(value, PurePath, str)
 
 
 def as_list(value: str | Sequence[str] | None) -> Sequence[str]:

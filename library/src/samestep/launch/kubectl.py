@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from omegaconf import DictConfig
 
@@ -90,16 +90,30 @@ def call(
 def build_error(stderr: str) -> RunError:
     """Build the error for a call of kubectl that has failed."""
     text = explain_error(stderr)
-    if has_no_answer(stderr):
-        return NoAnswerError(text)
-    if has_no_login(stderr):
-        return LoginError(text)
-    if "exceeded quota" in stderr:
-        return QuotaError(text)
-    errors = [line for line in stderr.splitlines() if line.startswith("Error ")]
-    if errors and all("(AlreadyExists)" in line for line in errors):
-        return AlreadyExistsError(text)
+    for is_cause, kind in ERRORS.items():
+        if is_cause(stderr):
+            return kind(text)
     return RunError(text)
+
+
+def exceeds_quota(stderr: str) -> bool:
+    """Whether the namespace has no room for what was to be created."""
+    return "exceeded quota" in stderr
+
+
+def exists_already(stderr: str) -> bool:
+    """Whether nothing else was wrong than that all of it is there already."""
+    errors = [line for line in stderr.splitlines() if line.startswith("Error ")]
+    return bool(errors) and all("(AlreadyExists)" in line for line in errors)
+
+
+ERRORS: dict[Callable[[str], bool], type[RunError]] = {
+    has_no_answer: NoAnswerError,
+    has_no_login: LoginError,
+    exceeds_quota: QuotaError,
+    exists_already: AlreadyExistsError,
+}
+"""By what kubectl has printed; the first one that fits counts."""
 
 
 def create(cfg: DictConfig, manifests: Sequence[Manifest]) -> str:

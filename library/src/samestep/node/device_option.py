@@ -19,6 +19,8 @@ from samestep.ranks import environment
 ALL = -1
 GPUS = ("gpu", "cuda", "mps")  # accelerators with this meaning; a Mac has one GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+NUMBER = re.compile(r"-1|0*[1-9]\d*")  # of processes, or -1
+NUMBERS = re.compile(r"(\d+,)+\d*")  # of GPUs
 RULE = 'must be a number of processes, "auto", -1 for all GPUs, or a list of GPUs such as [0, 1]'
 
 
@@ -28,39 +30,24 @@ def read(devices: Any) -> int | str | list[int]:
     Raises:
         ConfigError: if it is none of these.
     """
-    value = parse(devices) if isinstance(devices, str) else devices
-    if isinstance(value, str) and value == "auto":
-        return value
-    if is_number(value):
-        return int(value)
-    if is_list_of_gpus(value):
-        return [*value]
+    text = to_text(devices)
+    if text == "auto":
+        return text
+    if NUMBER.fullmatch(text):
+        return int(text)
+    if NUMBERS.fullmatch(text):
+        named = [int(number) for number in text.rstrip(",").split(",")]
+        if len({*named}) == len(named):
+            return named
     raise ConfigError(f"{setting('devices', devices)}: {RULE}")
 
 
-def is_number(value: Any) -> bool:
-    """Whether it is a number of processes, or stands for all GPUs."""
-    # True is an int, too.
-    return type(value) is int and (value == ALL or value > 0)
-
-
-def is_list_of_gpus(value: Any) -> bool:
-    """Whether it holds different numbers of GPUs."""
+def to_text(devices: Any) -> str:
+    """The argument as it is typed: ``[1, 3]`` is ``1,3,``."""
     # Hydra passes a ListConfig, which is a sequence and no list.
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return False
-    is_numbers = all(type(item) is int and item >= 0 for item in value)
-    return len(value) > 0 and is_numbers and len({*value}) == len(value)
-
-
-def parse(text: str) -> Any:
-    """What a text says: a number, a list of GPUs, or the text itself."""
-    text = text.replace(" ", "")
-    if re.fullmatch(r"-1|\d+", text):
-        return int(text)
-    if re.fullmatch(r"\d+(,\d+)*,?", text):
-        return [int(number) for number in text.rstrip(",").split(",")]
-    return text
+    if isinstance(devices, Sequence) and not isinstance(devices, str):
+        return "".join(f"{number}," for number in devices)
+    return str(devices).replace(" ", "")
 
 
 def count(accelerator: str, devices: Any) -> int:

@@ -45,11 +45,9 @@ def outcome_of(failures: "Mapping[int, ProcessFailure]") -> Outcome:
     if code < 0:
         return outcome_of_signal(rank, -code, messages[rank])
     # A rank that names what the user can mend says more than one that has lost the others.
-    if not messages[rank].startswith(PREFIX):
-        for other, message in messages.items():
-            if message.startswith(PREFIX):
-                rank = other
-                break
+    explaining = [each for each, message in messages.items() if message.startswith(PREFIX)]
+    if explaining and rank not in explaining:
+        rank = explaining[0]
     if not messages[rank]:
         return Outcome(code, f"rank {rank} ended with exit code {code} and without a message")
     return Outcome(code, f"rank {rank}: {messages[rank]}", is_printed=True)

@@ -325,14 +325,11 @@ def log_epoch_means(trainer: "L.Trainer") -> None:
 
     def log_with_mean(fx: str, name: str, value: Any, **options: Any) -> None:
         log(fx, name, value, **options)
-        is_per_step = fx == "training_step" and options["on_step"] and not options["on_epoch"]
-        if (
-            not is_per_step
-            or not OF_TRAINING.fullmatch(name)
-            or not isinstance(value, torch.Tensor)
-        ):
-            return
-        if options["reduce_fx"] not in ("mean", torch.mean) or options["rank_zero_only"]:
+        is_number = isinstance(value, torch.Tensor) and not options["rank_zero_only"]
+        is_mean = options["reduce_fx"] in ("mean", torch.mean)
+        flags = fx, options["on_step"], options["on_epoch"]
+        is_per_step = flags == ("training_step", True, False)
+        if not (is_per_step and is_number and is_mean) or not OF_TRAINING.fullmatch(name):
             return
         size = options["batch_size"] or size_of(results.batch)
         epoch_name = f"{name.removesuffix('_step')}_epoch"

@@ -126,15 +126,15 @@ def check_chosen_interfaces(*, uses_nccl: bool) -> None:
         ConfigError: if this machine does not have one of them.
     """
     existing = interfaces()
-    given = environment.variable("GLOO_SOCKET_IFNAME")
-    if given:
-        # gloo needs all of a list.
-        missing = [name for name in given.split(",") if name not in existing]
-        if missing:
-            raise no_such_interface("GLOO_SOCKET_IFNAME", given, existing)
-    given = environment.variable("NCCL_SOCKET_IFNAME")
-    if given and uses_nccl and not any(nccl_takes(name, given) for name in existing):
-        raise no_such_interface("NCCL_SOCKET_IFNAME", given, existing)
+    for_gloo = environment.variable("GLOO_SOCKET_IFNAME")
+    # gloo needs all of a list.
+    if for_gloo and not set(existing).issuperset(for_gloo.split(",")):
+        raise no_such_interface("GLOO_SOCKET_IFNAME", for_gloo, existing)
+    for_nccl = environment.variable("NCCL_SOCKET_IFNAME")
+    if not for_nccl or not uses_nccl:
+        return
+    if not any(nccl_takes(name, for_nccl) for name in existing):
+        raise no_such_interface("NCCL_SOCKET_IFNAME", for_nccl, existing)
 
 
 def no_such_interface(variable: str, given: str, existing: list[str]) -> ConfigError:

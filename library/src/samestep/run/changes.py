@@ -77,61 +77,29 @@ def show_change(pair: tuple[Any, Any]) -> str:
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The values that differ between two configurations: ``{key: (old, new)}``."""
-    before, after = flatten(complete(old, new)), flatten(new)
+    before, after = flatten(old), flatten(new)
     changed = {}
     for key in before | after:
         # The choices of files only name where values come from.
         if key.startswith("choices"):
             continue
         is_in_both = key in before and key in after
-        if not is_in_both or not are_same(before[key], after[key]):
+        if not is_in_both or comparable(before[key]) != comparable(after[key]):
             changed[key] = before.get(key, "absent"), after.get(key, "absent")
     return changed
 
 
-def complete(old: Any, new: Any) -> Any:
-    """The old configuration, with the new values of objects of which it has the class only.
-
-    Before, ``config.yaml`` had nothing but the name of the class. Such a run continues, and its
-    next ``config.yaml`` has the values.
-    """
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        completed = dict(old)
-        for key, value in old.items():
-            if key in new:
-                completed[key] = complete(value, new[key])
-        return completed
-    if are_parallel(old, new):
-        return list(map(complete, old, new))
-    if isinstance(old, str) and isinstance(new, Mapping) and "class" in new:
-        # The name had no module.
-        is_of_class = f".{new['class']}".endswith(f".{old}")
-        return new if is_of_class else old
-    return old
-
-
-def are_same(old: Any, new: Any) -> bool:
-    """Whether two values are equal, where nan equals nan, and keys may be numbers or texts."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        old, new = with_text_keys(old), with_text_keys(new)
-        return old.keys() == new.keys() and all(are_same(old[key], new[key]) for key in old)
-    if are_parallel(old, new):
-        return all(map(are_same, old, new))
-    if isinstance(old, float) and isinstance(new, float):
-        # -0.0 equals 0.0, and is another value: 1 divided by it is negative.
-        return repr(old) == repr(new)
-    return bool(old == new)
-
-
-def are_parallel(old: Any, new: Any) -> bool:
-    """Whether these are two lists of one length."""
-    are_lists = isinstance(old, list | tuple) and isinstance(new, list | tuple)
-    return are_lists and len(old) == len(new)
-
-
-def with_text_keys(node: Mapping[Any, Any]) -> dict[str, Any]:
-    """The mapping as JSON has it, whose keys are texts."""
-    return {str(key): value for key, value in node.items()}
+def comparable(value: Any) -> Any:
+    """A form of a value that is equal for equal values only, as a mapping of YAML has them."""
+    if isinstance(value, Mapping):
+        # Keys may be numbers in one file, and texts in the other.
+        return {str(key): comparable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [comparable(item) for item in value]
+    # nan differs from itself; -0.0 equals 0.0, and 1 divided by it is negative.
+    if isinstance(value, float) and repr(value) in ("nan", "-0.0"):
+        return repr(value)
+    return value
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:

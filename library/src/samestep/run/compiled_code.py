@@ -49,13 +49,16 @@ class CompiledCode:
         content = read_compiled() if is_in_first_node else b""
         num_bytes = len(content) if len(content) > self._num_kept else 0
         self._num_kept = len(content)
-        for rank, size in enumerate(gather(num_bytes)):
-            if not size:
-                continue
-            if environment.rank() == 0:
-                self._write(rank, content if rank == 0 else receive_bytes(rank, size))
-            elif environment.rank() == rank:
+        sizes = gather(num_bytes)
+        if environment.rank() != 0:
+            if num_bytes:
                 collectives.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), 0)
+            return
+        if num_bytes:
+            self._write(0, content)
+        for rank, size in enumerate(sizes):
+            if rank > 0 and size:
+                self._write(rank, receive_bytes(rank, size))
 
     def _path_of(self, rank: int) -> Path:
         return self._folder / f"compiled-{rank}.bin"
