@@ -13,8 +13,8 @@ from samestep.callbacks import data_resume, divided_batches, loss_check
 from samestep.verify import compare, known_notes, records
 from samestep.verify.compare import FLOAT64, Difference
 from samestep.verify.known_notes import INTERRUPTED, RANKS
-from samestep.verify.recorder import digests_of, parts_of, summary_of
 from samestep.verify.plan import file_of
+from samestep.verify.recorder import digests_of, parts_of, summary_of
 from samestep.verify.records import Batch, Rank
 
 WEIGHT = "parameter net.weight"

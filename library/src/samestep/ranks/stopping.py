@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import distributed as dist
 
-from samestep.ranks import child_signals, collectives, environment, output
+from samestep.ranks import child_signals, collectives, environment, output, process
 from samestep.ranks.failure import ASKS, EXIT_SIGTERM
 
 Waited = TypeVar("Waited")
