@@ -343,6 +343,8 @@ def test_a_copy_of_a_few_things_works(
     copy = make_copy(template, tmp_path / "copy", tasks=tasks, clusters=clusters)
     assert find_old_names(copy) == []
     assert find_undeclared_imports(copy) + find_missing_scripts(copy) == []
+    # The package exports nothing: what the page names is the library's.
+    assert f"`{PACKAGE}." not in (copy / "README.md").read_text()
     assert (copy / f"src/{PACKAGE}/skeleton.py").exists() == (not tasks)
     assert (copy / "examples").exists() == bool({*tasks} - {"images"})
     check_style(copy)

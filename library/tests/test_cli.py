@@ -68,6 +68,8 @@ INVALID = {
     "report nowhere": "samestep report: nowhere must be the directory of a run",
     "upload nowhere": "samestep upload: nowhere must be the directory of a run",
     "verify --ranks 3": "samestep verify: needs the command that trains, after two dashes",
+    "verify sleep 3": "samestep verify: needs the command that trains, after two dashes, such as "
+    "samestep verify -- sleep 3\n",
     "verify --ranks 1 -- python": "samestep verify: argument --ranks: 1: must be a whole number",
     "verify --steps 2 -- python": "samestep verify: argument --steps: 2: must be a whole number",
     "verify --only x -- python": "samestep verify: --only x: choose from undisturbed; ",

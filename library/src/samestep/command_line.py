@@ -40,6 +40,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a ConfigError: argparse itself prints the usage and exits."""
+        # Of a flag, such as --multirun=seed=1,2.
+        flag = re.fullmatch(r"argument (\S+): ignored explicit argument (.+)", message)
+        if flag:
+            message = f"{flag[1]}: takes no value; put a space before {flag[2]}"
         raise ConfigError(f"{self.prog}: {message.removeprefix('argument run_dir: ')}")
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from samestep.errors import ConfigError
+from samestep.node import run_script
 from samestep.node.cluster_environment import Node, read_node
 from samestep.node.rendezvous import launch_config
 
@@ -148,7 +149,7 @@ def test_options_end_where_the_program_begins():
         ({"WORLD_SIZE": "two", "RANK": "0"}, "", "--nnodes=two: must be a number of nodes"),
         ({}, "--nnodes=1:2 --node-rank=0", "--nnodes=1:2: nodes that come and go need"),
         ({}, "--nproc-per-node=0", "--nproc-per-node=0: must be at least 1"),
-        ({}, "--nproc-per-node=many", "Unsupported nproc_per_node value: many"),
+        ({}, "--nproc-per-node=many", "--nproc-per-node=many: must be a whole number, auto,"),
         ({}, "--nproc-per-node=gpu", "Cuda is not available."),
         ({}, "--rdzv-conf=timeout=soon", "--rdzv-conf=timeout=soon: timeout must be whole"),
         ({}, "--node-rank=x", "entrypoint: argument --node-rank/--node_rank: invalid int value"),
@@ -169,6 +170,12 @@ def test_what_cannot_be_is_rejected_in_one_line(
         read(variables, options)
     assert str(rejected.value).startswith(error)
     assert "\n" not in str(rejected.value)
+
+
+@pytest.mark.parametrize("words", ["nowhere.py", "--nproc-per-node=2 nowhere.py --lr 1"])
+def test_a_missing_script_is_one_message_and_not_one_of_each_rank(words: str):
+    with pytest.raises(ConfigError, match=r"^samestep run: nowhere.py: there is"):
+        run_script.main(words.split())
 
 
 def settings(node: Node, *, is_here: bool) -> dict[str, object]:

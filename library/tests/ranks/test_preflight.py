@@ -89,20 +89,24 @@ def test_each_rank_needs_a_gpu_of_its_own(
     cfg = spec(accelerator=accelerator)
     torchrun(LOCAL_WORLD_SIZE=str(ranks))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
-    told = rf"rank 0.*: .*{gpus} GPUs and {ranks} ranks here; accelerator={accelerator} "
+    told = rf"rank 0.*: .*GPUs: {gpus}, ranks: {ranks} here; accelerator={accelerator} "
     with nullcontext() if passes else pytest.raises(ConfigError, match=told):
         preflight.run(cfg, model, DATA)
 
 
 def test_missing_gpus_are_told_before_the_ranks_meet(spec, torchrun, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
-    with pytest.raises(ConfigError, match=r"0 GPUs and 1 ranks here; .* check the driver"):
+    with pytest.raises(
+        ConfigError, match=r"GPUs: 0, ranks: 1 here; .* GPU per rank: check the driver"
+    ):
         preflight.find_rank_zero("gpu", 300)
     assert preflight.find_rank_zero("cpu", 300) == ""
     torchrun(LOCAL_WORLD_SIZE="2", MASTER_ADDR="localhost")
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match=r"1 GPUs and 2 ranks here; accelerator=gpu"):
+    with pytest.raises(
+        ConfigError, match=r"GPUs: 1, ranks: 2 here; accelerator=gpu .* start fewer"
+    ):
         preflight.find_rank_zero("gpu", 300)
 
 

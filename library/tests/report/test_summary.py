@@ -87,6 +87,11 @@ def test_the_command_names_the_run_and_not_its_directory(tmp_path: Path):
     assert resume_command(cfg, tmp_path / "here", None) == "RUN_ID=mine python train.py"
     moved = resume_command(cfg, tmp_path / "moved", None)
     assert moved == "RUN_ID=moved python train.py", "it must not start over in its old place"
+    typed = {"command": ["train.py", "run_id=mine", "seed=1"]}
+    (tmp_path / "moved").mkdir()
+    record.update(tmp_path / "moved", record.FINISHED, starts=[typed])
+    moved = resume_command(cfg, tmp_path / "moved", None)
+    assert moved == "RUN_ID=moved python train.py seed=1", "a typed name would win"
 
 
 def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(tmp_path: Path, monkeypatch):

@@ -67,6 +67,11 @@ def test_an_unknown_run_needs_a_cluster(here, monkeypatch, capsys):
     assert "runs/mine/launch.yaml does not exist, so it was not submitted here" in said
     assert "add its cluster, such as cluster=k8s" in said
     assert submissions.load("mine", ["cluster=swarm"]) == ["cluster=swarm"]
+    Path("runs/mine/logs").mkdir(parents=True)
+    assert launch("logs", "mine") == 2
+    assert "mine: was trained here, not submitted; its messages are in runs/mine/logs" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_name_that_leads_elsewhere_is_refused(here, capsys):

@@ -12,11 +12,12 @@ from tests.conftest import CONFIGS, ROOT
 
 LR = "model.optimizer.lr"
 REJECTED = [
-    ("", "a search needs sweep=NAME, or RUN_ID=NAME and a key with its values"),
+    ("", "values, such as 'model.optimizer.lr=tag(log,interval(1e-4,1e-1))'\n"),
     ("sweep=digit", "sweep=digit: no such choice; did you mean sweep=digits_lr?"),
-    ("sweep=digits_lr n_trials=0", "n_trials and trials_at_once must be at least 1"),
+    ("sweep=digits_lr n_trials=0", "error: n_trials=0: must be at least 1"),
+    (f"{LR}=interval(1,2)", "error: a search without sweep=NAME needs a name: RUN_ID=NAME\n"),
     ("sweep=digits_lr n_trials=a", "n_trials: Value 'a' of type 'str' could not be converted"),
-    ("sweep=digits_lr n_trails=3", "n_trails=3: no such key"),
+    ("sweep=digits_lr n_trails=3", "n_trails=3: no such key; did you mean n_trials=3?"),
     ("sweep=digits_lr run_id=mine", "run_id: each trial has its own; RUN_ID=... names the search"),
     (f"sweep=digits_lr {LR}=tag(log,interval(0,1))", "`low > 0` must hold for `log=True`"),
     (f"sweep=digits_lr {LR}=choice(0.1,a)", f"{LR}=a"),

@@ -127,7 +127,7 @@ def message_of(error: Exception) -> str:
         word = hide_assigned(str(error.override))
         key, sign, value = word.partition("=")
         if not sign:
-            return f"{word}: is not an override; write KEY=VALUE or GROUP=CHOICE"
+            return f"{word}: is not an override; write KEY=VALUE or GROUP=CHOICE, without spaces"
         return (
             f"{word}: cannot be read; write text with signs or letters such as ä in quotes "
             f"within quotes: \"{key}='{value}'\""

@@ -13,6 +13,8 @@ OTHER_NAMES = {
     "data_dir": "data.root",
     "gpus": "trainer.devices",
     "num_gpus": "trainer.devices",
+    "nproc_per_node": "trainer.devices",
+    "nnodes": "trainer.num_nodes",
     "num_epochs": "trainer.max_epochs",
     "learning_rate": "model.optimizer.lr",
     "optimizer.name": "model/optimizer",
@@ -83,8 +85,11 @@ def did_you_mean(start: str, word: object, known: Iterable[str], before: str = "
 
 def no_such_choice(group: str, choice: object, choices: Sequence[str]) -> str:
     """The message for a choice that the group does not have."""
+    start = f"{group}={show(choice)}: no such choice"
+    if not choices:
+        return f"{start}; there is no file in configs/{group}"
     hint = did_you_mean(f"{group}=", choice, choices, "; ") or ";"
-    return f"{group}={show(choice)}: no such choice{hint} there is {', '.join(choices) or 'none'}"
+    return f"{start}{hint} there is {', '.join(choices)}"
 
 
 def show(value: object) -> str:

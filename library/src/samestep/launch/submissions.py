@@ -15,6 +15,7 @@ from samestep.errors import ConfigError
 from samestep.hydra.project import configs_folder
 from samestep.hydra.rules import NAME
 from samestep.ranks import environment
+from samestep.run.layout import shorten
 from samestep.run_spec import select
 
 HEADER = "# Overrides of samestep launch, for samestep logs, status and cancel.\n"
@@ -60,11 +61,18 @@ def load(run_id: str, typed: Sequence[str]) -> list[str]:
 
 def reject_unknown_cluster(run_id: str, path: Path, typed: Sequence[str]) -> None:
     """Raise a ConfigError if neither a file nor the user says in which cluster the run is."""
-    if cluster_of(typed) in (None, "local"):
+    if cluster_of(typed) not in (None, "local"):
+        return
+    logs = path.parent / "logs"
+    if logs.is_dir():
         raise ConfigError(
-            f"{run_id}: {path} does not exist, so it was not submitted here; if it was "
-            "submitted elsewhere, add its cluster, such as cluster=k8s cluster.namespace=NAME"
+            f"{run_id}: was trained here, not submitted; its messages are in {shorten(logs)}, and "
+            f"`samestep runs` shows its state"
         )
+    raise ConfigError(
+        f"{run_id}: {path} does not exist, so it was not submitted here; if it was "
+        "submitted elsewhere, add its cluster, such as cluster=k8s cluster.namespace=NAME"
+    )
 
 
 def path_of(run_id: str) -> Path:

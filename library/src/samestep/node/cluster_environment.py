@@ -213,7 +213,15 @@ def read_processes(given: Namespace) -> int:
     # For torchrun, "auto" is the number of processors if there are no GPUs.
     if given.nproc_per_node == "auto":
         return 0
-    processes: int = determine_local_world_size(given.nproc_per_node)
+    try:
+        processes: int = determine_local_world_size(given.nproc_per_node)
+    except ValueError as error:
+        # torch says why `gpu` cannot be, but of other words not what it would take.
+        if not str(error).startswith("Unsupported"):
+            raise
+        raise ConfigError(
+            f"--nproc-per-node={given.nproc_per_node}: must be a whole number, auto, cpu or gpu"
+        ) from error
     if processes < 1:
         raise ConfigError(f"--nproc-per-node={given.nproc_per_node}: must be at least 1")
     return processes

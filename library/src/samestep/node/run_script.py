@@ -20,6 +20,7 @@ of memory?), 143 stopped by SIGTERM after saving.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from samestep.command_line import fit_terminal
 from samestep.errors import ConfigError
@@ -40,6 +41,9 @@ def main(argv: Sequence[str]) -> int:
     node = read_node(DEFAULTS | environment.variables(), argv, "samestep run")
     if node.program in ([], ["-m"]):
         raise ConfigError("samestep run: names no script; write samestep run [options] script.py")
+    # Otherwise each rank says so, and none of them which of our options stand behind the script.
+    if node.program[0] != "-m" and not Path(node.program[0]).exists():
+        raise ConfigError(f"samestep run: {node.program[0]}: there is no such file")
     node = replace(
         node,
         processes=node.processes or max(1, device_option.num_gpus("auto")),

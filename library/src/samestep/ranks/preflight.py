@@ -237,17 +237,17 @@ def check_accelerator(chosen: str) -> Finding:
     """Whether each rank of this node has a GPU of its own, if it should."""
     ranks = environment.local_world_size()
     gpus = torch.accelerator.device_count()
-    fact = f"{device_kind(chosen)}, {gpus} GPUs and {ranks} ranks here"
+    fact = f"{device_kind(chosen)}; GPUs: {gpus}, ranks: {ranks} here"
     needs_gpus = chosen == "gpu"
     # Lightning would use the GPUs, and two ranks on one GPU hang in NCCL.
     if chosen == "auto" and gpus > 0:
         needs_gpus = True
     if gpus >= ranks or not needs_gpus:
         return Finding("accelerator", fact)
-    remedy = (
-        f"{setting('accelerator', chosen)} takes one per rank: start fewer ranks, check the driver "
-        f"and the GPU limit, or set {setting('accelerator', 'cpu')}"
-    )
+    remedy = f"check the driver and the GPU limit, or set {setting('accelerator', 'cpu')}"
+    if gpus:
+        remedy = f"start fewer ranks, {remedy}"
+    remedy = f"{setting('accelerator', chosen)} takes one GPU per rank: {remedy}"
     return Finding("accelerator", fact, remedy)
 
 

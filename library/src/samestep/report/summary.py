@@ -153,7 +153,8 @@ def resume_command(config: Mapping[str, Any], run_dir: Path, num_epochs: int | N
     arguments: list[str] = []
     command = status.start.get("command")
     if isinstance(command, list):
-        arguments = [str(word) for word in command[1:]]
+        # The name is before the command: a typed one would win, also where the run has moved.
+        arguments = [str(word) for word in command[1:] if not str(word).startswith("run_id=")]
     if num_epochs:
         arguments = raise_limits(arguments, config, num_epochs)
     program = ["samestep", "launch"] if is_launched(config) else ["python", "train.py"]

@@ -1,7 +1,8 @@
 """The command line of a search and its file in configs/sweep, checked before the first trial."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +115,19 @@ def read(words: Sequence[str]) -> Settings:
 
 def check_search(keys: Keys, space: Mapping[str, Any], last: str) -> None:
     """Reject a search without a name or space, or whose last trial could not have its name."""
-    has_numbers = keys.n_trials >= 1 and keys.trials_at_once >= 1
-    if space and has_numbers and NAME.holds(last):
-        return
-    raise ConfigError(
-        "a search needs sweep=NAME, or RUN_ID=NAME and a key with its values, such as "
-        "'model.optimizer.lr=tag(log,interval(1e-4,1e-1))'; n_trials and trials_at_once must "
-        f"be at least 1, and the name of the last trial, {last}, {NAME.text}"
-    )
+    if not space:
+        raise ConfigError(
+            "a search needs sweep=NAME, or RUN_ID=NAME and a key with its values, such as "
+            "'model.optimizer.lr=tag(log,interval(1e-4,1e-1))'"
+        )
+    for key in ("n_trials", "trials_at_once"):
+        number = getattr(keys, key)
+        if number < 1:
+            raise ConfigError(f"{key}={number}: must be at least 1")
+    if last.startswith("-"):
+        raise ConfigError("a search without sweep=NAME needs a name: RUN_ID=NAME")
+    if not NAME.holds(last):
+        raise ConfigError(f"{last}, the name of the last trial, {NAME.text}")
 
 
 def check_corners(
@@ -206,8 +212,16 @@ def split_words(overrides: Sequence[Override]) -> tuple[str, DictConfig, list[st
         elif key.split(".")[0] in names:
             OmegaConf.update(typed, key, override.value())
         else:
+            reject_misspelt(key, str(override.input_line), names)
             others.append(str(override.input_line))
     return choice, typed, others
+
+
+def reject_misspelt(key: str, line: str, names: Iterable[str]) -> None:
+    """Reject an override whose key is nearly one of the search: trials know nothing of those."""
+    near = get_close_matches(key, names, n=1, cutoff=0.85)
+    if near and key not in OmegaConf.load(configs_folder() / "train.yaml"):
+        raise ConfigError(f"{line}: no such key; did you mean {line.replace(key, near[0], 1)}?")
 
 
 def load_file(choice: str) -> Any:

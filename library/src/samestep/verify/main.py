@@ -55,6 +55,7 @@ LEFT_OUT = (
 )  # fmt: skip
 """Entries of the current directory in which runs write, or that change while they run."""
 WIDTH = 100  # characters of a line
+NEEDS_DASHES = "samestep verify: needs the command that trains, after two dashes, such as"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -116,6 +117,9 @@ def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Our own arguments, and the command after the dashes."""
     words = list(argv)
     if "--" not in words:
+        # `samestep verify python train.py`, as with time and nohup.
+        if words and shutil.which(words[0]):
+            raise ConfigError(f"{NEEDS_DASHES} samestep verify -- {shlex.join(words)}")
         return words, []
     index = words.index("--")
     return words[:index], words[index + 1 :]
@@ -168,10 +172,7 @@ def whole(least: int) -> Callable[[str], int]:
 def check_command(command: Sequence[str]) -> None:
     """Raise a ConfigError if there is no such command."""
     if not command:
-        raise ConfigError(
-            "samestep verify: needs the command that trains, after two dashes, such as "
-            "samestep verify -- python train.py"
-        )
+        raise ConfigError(f"{NEEDS_DASHES} samestep verify -- python train.py")
     # A program that cannot be started has no output to show.
     if shutil.which(command[0]) is None:
         raise ConfigError(f"samestep verify: {command[0]}: there is no such command")
