@@ -132,7 +132,8 @@ LOSSES = [
 
 def compare_gradients() -> None:
     """On each rank, compare the gradient of the slices of all ranks with that of their batch."""
-    with process_group.process_group("cpu", 60):
+    process_group.init("cpu", 60)
+    with process_group.shared_errors():
         rank, world_size = environment.rank(), environment.world_size()
         x, y = make_data(10).tensors
         lengths = split(len(x), (1.0,) * world_size)
@@ -551,7 +552,8 @@ def fork_all() -> None:
 
 
 def fork_in_ranks() -> None:
-    with process_group.process_group("cpu", 60):
+    process_group.init("cpu", 60)
+    with process_group.shared_errors():
         fork_all()
 
 

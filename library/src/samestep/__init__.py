@@ -24,7 +24,7 @@ if find_spec("fcntl") is None:
     )
 
 from samestep import lightning_names, versions
-from samestep.ranks import process
+from samestep.ranks import interrupts
 
 MODULES = {
     "ArrowRows": "samestep.data.arrow",
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        with process.interruptible_import():
+        with interrupts.interruptible_import():
             module = import_module(MODULES[name])
     except ImportError as error:
         why = versions.explain_import(error)

@@ -262,7 +262,8 @@ from library.tests.kit import make_spec
 
 folder, timeout_s, devices, *differences = sys.argv[1:]
 print(preflight.find_rank_zero("cpu", float(timeout_s)))
-with process_group.process_group("cpu", float(timeout_s)):
+process_group.init("cpu", float(timeout_s))
+with process_group.shared_errors():
     spec = make_spec(folder / net.Path("run"), devices=int(devices), config=net.CONFIG)
     for finding in preflight.inspect(spec, net.Net(), None):
         process_group.on_rank_zero(print, finding.result, *finding, flush=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from library.tests.programs import PATIENCE_S, environment
-from samestep.ranks.process import INTERRUPTED
+from samestep.ranks.interrupts import INTERRUPTED
 
 PROGRAM = """
 import os, subprocess, sys, time
-from samestep.ranks import process
+from samestep.ranks import interrupts, process
 def main():
     for number in range(50):
         print("gr\\u00fcn", number, "x" * 4000, flush=True)
@@ -48,7 +48,7 @@ def test_stderr_may_be_lost_too():
 
 def test_an_unknown_backend_of_matplotlib_is_of_no_importance():
     program = """
-from samestep.ranks import process
+from samestep.ranks import interrupts, process
 def main():
     import matplotlib.figure
     return 0
@@ -60,7 +60,7 @@ process.run(main)
 
 SLEEPS = """
 import sys, time, threading
-from samestep.ranks import process
+from samestep.ranks import interrupts, process
 def main():
     {before}
     print("ready", flush=True)
@@ -101,7 +101,7 @@ def wait():
 """
 SHUTS_DOWN = """
 import signal, sys, time, threading
-from samestep.ranks import process
+from samestep.ranks import interrupts, process
 def interrupted(*_):
     raise KeyboardInterrupt
 def main():
@@ -121,7 +121,7 @@ process.run(main)
     ("program", "exit_code", "text"),
     [
         (SLEEPS.format(before=""), 130, ""),
-        (SLEEPS.format(before="process.interrupt_at_once()"), 130, f"{INTERRUPTED}\n"),
+        (SLEEPS.format(before="interrupts.interrupt_at_once()"), 130, f"{INTERRUPTED}\n"),
         (SHUTS_DOWN, -signal.SIGINT, ""),
         (IMPORTS.format(then="raise", script="samestep.Trainer"), 130, f"{INTERRUPTED}\n"),
         (IMPORTS.format(then="5 / 0", script="samestep.Trainer"), 130, f"{INTERRUPTED}\n"),

@@ -10,7 +10,7 @@ from library.tests.programs import environment, run_code, until
 IN_TURN = """
 import faulthandler, os, signal, sys, time
 from samestep.ranks import stopping
-stopping.process.say_interrupted = lambda: print("said", flush=True)
+stopping.interrupts.say_interrupted = lambda: print("said", flush=True)
 for text in sys.argv[1:]:
     if child := os.fork():
         print("ends", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

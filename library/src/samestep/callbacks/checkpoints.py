@@ -15,7 +15,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
@@ -399,14 +399,26 @@ class Checkpoints(Checkpoint):
 
     def _try_to_save(self, trainer: L.Trainer) -> None:
         """Make a checkpoint before the first step, to find now what could not be saved or read."""
-        checkpoint_io = self._checkpoint_io
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         module = trainer.lightning_module
         if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
             # Lazy layers have no weights before the first batch.
             return
-        dry_run = checkpoint_io.dry_run = DryRun()
+        found = self._run_dry(trainer)
+        if not found.was_reached:
+            raise ConfigError(
+                f"{option('strategy')}: {type(trainer.strategy).__name__} writes checkpoints of "
+                "its own kind, which cannot be verified; a run needs one file with all weights"
+            )
+        if found.problem:
+            raise ConfigError(found.problem)
+        for note in notes_on(found):
+            print_note(trainer, note)
+
+    def _run_dry(self, trainer: L.Trainer) -> DryRun:
+        """What a checkpoint would be that is not written; every rank must call this."""
+        dry_run = self._checkpoint_io.dry_run = DryRun()
         started = time.monotonic()
         # Should the strategy write files itself, this name is not taken for a checkpoint.
         trainer.save_checkpoint(self.folder / ".trial.ckpt")
@@ -415,37 +427,9 @@ class Checkpoints(Checkpoint):
             dry_run.problem = find_unloadable(trainer.lightning_module, dry_run.content)
         dry_run.content = {}
         # Rank zero writes, and every rank must know what it has found.
-        dry_run = trainer.strategy.broadcast(dry_run)
-        checkpoint_io.dry_run = None
-        if not dry_run.was_reached:
-            raise ConfigError(
-                f"{option('strategy')}: {type(trainer.strategy).__name__} writes checkpoints of "
-                "its own kind, which cannot be verified; a run needs one file with all weights"
-            )
-        if dry_run.problem:
-            raise ConfigError(dry_run.problem)
-        if dry_run.made_plain:
-            places = ", ".join(dry_run.made_plain)
-            print_note(
-                trainer,
-                f"Note: checkpoints keep these values as plain tensors, without what their class "
-                f"adds: {places}",
-            )
-        if dry_run.stand_ins:
-            print_note(
-                trainer,
-                "Note: checkpoints hold the values of these objects, and the run continues with "
-                f"the objects that the program makes: {join_names(dry_run.stand_ins)}",
-            )
-        if dry_run.left_out:
-            names = ", ".join(dry_run.left_out)
-            ignored = ", ".join(repr(name.split()[0]) for name in dry_run.left_out)
-            print_note(
-                trainer,
-                f"Note: checkpoints leave out these hyperparameters, which could not be read "
-                f"again: {names}. load_from_checkpoint needs them as arguments. To leave them out "
-                f"yourself: self.save_hyperparameters(ignore=[{ignored}])",
-            )
+        found: DryRun = trainer.strategy.broadcast(dry_run)
+        self._checkpoint_io.dry_run = None
+        return found
 
     def _compare(self, trainer: L.Trainer) -> None:
         """Note whether the weights of now have a better value than the best ones."""
@@ -585,6 +569,27 @@ class Checkpoints(Checkpoint):
 
     def _path_of(self, epoch: int) -> Path:
         return self.folder / f"epoch-{epoch:04}.ckpt"
+
+
+def notes_on(dry_run: DryRun) -> Iterator[str]:
+    """What checkpoints do not hold as it is."""
+    if dry_run.made_plain:
+        yield (
+            "Note: checkpoints keep these values as plain tensors, without what their class adds: "
+            f"{', '.join(dry_run.made_plain)}"
+        )
+    if dry_run.stand_ins:
+        yield (
+            "Note: checkpoints hold the values of these objects, and the run continues with the "
+            f"objects that the program makes: {join_names(dry_run.stand_ins)}"
+        )
+    if dry_run.left_out:
+        ignored = ", ".join(repr(name.split()[0]) for name in dry_run.left_out)
+        yield (
+            "Note: checkpoints leave out these hyperparameters, which could not be read again: "
+            f"{', '.join(dry_run.left_out)}. load_from_checkpoint needs them as arguments. To "
+            f"leave them out yourself: self.save_hyperparameters(ignore=[{ignored}])"
+        )
 
 
 def place_model_checkpoint(saver: ModelCheckpoint, run_dir: Path) -> None:

@@ -228,13 +228,12 @@ def epoch_metrics(trainer: L.Trainer) -> dict[str, Any]:
         for name, value in trainer.callback_metrics.items():
             if "loss" in name.lower() or name in monitored:
                 chosen[name] = value
-    # Of a metric that is logged per step, the mean of the epoch counts here, not the last batch.
-    for name in list(chosen):
-        mean = trainer.callback_metrics.get(f"{name}_epoch")
-        if mean is not None:
-            chosen[name] = mean
+    metrics = {}
+    for name in sorted(chosen):
+        # Of a metric that is logged per step, the mean of the epoch counts, not the last batch.
+        value = trainer.callback_metrics.get(f"{name}_epoch", chosen[name])
+        metrics[name.removesuffix("_epoch")] = value
     # A metric that is logged per step and per epoch has two names. The epoch counts here.
-    metrics = {name.removesuffix("_epoch"): chosen[name] for name in sorted(chosen)}
     for name in list(metrics):
         metrics.pop(f"{name}_step", None)
     return metrics

@@ -116,11 +116,16 @@ class RankState(L.Callback):
     def _restore_buffers(
         self, trainer: L.Trainer, pl_module: L.LightningModule, states: list[State]
     ) -> None:
-        saved = [state["buffers"] for state in states if "buffers" in state]
-        unequal = set[str]().union(*(find_unequal(own, saved[0]) for own in saved))
-        without_mean = find_parts_without_mean(unequal, saved[0] if saved else {})
+        # One rank has saved none.
+        states = [state for state in states if "buffers" in state]
+        if not states:
+            return
+        unequal = set[str]()
+        for state in states:
+            unequal |= find_unequal(state["buffers"], states[0]["buffers"])
+        without_mean = find_parts_without_mean(unequal, states[0]["buffers"])
         for name, buffer in buffers_of(pl_module).items():
-            owners = [state for state in states if name in state.get("buffers", {})]
+            owners = [state for state in states if name in state["buffers"]]
             if not owners:
                 continue
             if is_averaged(name, buffer, without_mean):

@@ -161,7 +161,7 @@ class SliceWeighting(L.Callback):
         if self._compares_streams:
             self._compares_streams = False
             note_repeated(trainer, batch)
-        has_samples = self._order is None or self._order.weight(batch_idx) > 0
+        has_samples = self.weight() > 0
         self._means = []
         accumulates = trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization
         losses.begin_batch(counts=has_samples, means=self._means if accumulates else None)

@@ -437,16 +437,18 @@ class Decoder:
     def _decode_items(
         self, value: Any, is_first: bool, name: str, maxlen: int | None, length: int, items: Any
     ) -> Any:
-        has_same_class = name_of(class_of(value)) == name
-        kind: Any = class_of(value) if has_same_class else find_class(name)
+        kind: Any = class_of(value)
+        if name_of(kind) != name:
+            # Nothing of the value can be used.
+            value, kind, is_first = {}, find_class(name), False
         if issubclass(kind, dict):
-            new: Any = self._decode_pairs(value if has_same_class else {}, items)
+            new: Any = self._decode_pairs(value, items)
         else:
             # A set has no order, by which old and new items would belong together.
-            has_order = has_same_class and not issubclass(kind, set | frozenset)
-            old = chain(value if has_order else (), repeat(MISSING))
-            new = [self.decode(one, item) for one, item in zip(old, items, strict=False)]
-        if is_first and has_same_class and not issubclass(kind, tuple | frozenset):
+            old = () if issubclass(kind, set | frozenset) else value
+            pairs = zip(chain(old, repeat(MISSING)), items, strict=False)
+            new = [self.decode(one, item) for one, item in pairs]
+        if is_first and not issubclass(kind, tuple | frozenset):
             return replace_items(value, new)
         return make_items(kind, new, maxlen)
 
@@ -458,9 +460,12 @@ class Decoder:
         return new
 
     def _decode_object(self, value: Any, is_first: bool, name: str, encoded: Any) -> Any:
-        has_same_class = name_of(class_of(value)) == name
-        old = attributes_of(value) if has_same_class else {}
-        if not is_first or not has_same_class:
+        old: dict[str, Any] = {}
+        if name_of(class_of(value)) == name:
+            old = attributes_of(value)
+        else:
+            is_first = False
+        if not is_first:
             # Without __init__, whose arguments no checkpoint holds.
             value = object.__new__(find_class(name))
         for attribute, item in encoded:

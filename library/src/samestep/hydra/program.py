@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from samestep.ranks import process
+from samestep.ranks import interrupts, process
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -22,7 +22,7 @@ def run_program(load_train: Callable[[], Callable[..., Any]]) -> NoReturn:
     """
 
     def main() -> int:
-        process.interrupt_at_once()
+        interrupts.interrupt_at_once()
         from samestep.hydra import main
 
         return main.main(load_train())

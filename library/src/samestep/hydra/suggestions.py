@@ -42,8 +42,8 @@ def is_probably(word: str, key: str) -> bool:
     ``hidden_size`` is no typo of ``block_size``, although half of their letters are the same.
     """
     typed, known = _last_part(word.lower()).split("_"), _last_part(key.lower()).split("_")
-    only_typed = [part for part in typed if part not in known]
-    only_known = [part for part in known if part not in typed]
+    only_typed = without(typed, known)
+    only_known = without(known, typed)
     # One has all words of the other: epochs, max_epochs.
     if not only_typed or not only_known:
         return True
@@ -51,6 +51,11 @@ def is_probably(word: str, key: str) -> bool:
     # Of a short word with a typo little is left: rnu_id, run_id.
     of_whole = _similarity("".join(typed), "".join(known))
     return of_different >= 0.75 or of_whole >= 0.8
+
+
+def without(parts: Iterable[str], others: Container[str]) -> list[str]:
+    """The parts that are none of the others, in their order."""
+    return [part for part in parts if part not in others]
 
 
 def _similarity(first: str, second: str) -> float:

@@ -44,13 +44,19 @@ def outcome_of(failures: "Mapping[int, ProcessFailure]") -> Outcome:
         return Outcome(EXIT_REQUEUED if was_requeued else EXIT_SIGTERM)
     if code < 0:
         return outcome_of_signal(rank, -code, messages[rank])
-    # A rank that names what the user can mend says more than one that has lost the others.
-    explaining = [each for each, message in messages.items() if message.startswith(PREFIX)]
-    if explaining and rank not in explaining:
-        rank = explaining[0]
+    rank = rank_to_name(rank, messages)
     if not messages[rank]:
         return Outcome(code, f"rank {rank} ended with exit code {code} and without a message")
     return Outcome(code, f"rank {rank}: {messages[rank]}", is_printed=True)
+
+
+def rank_to_name(first: int, messages: Mapping[int, str]) -> int:
+    """The rank whose message is shown: the first that failed, unless another one knows more."""
+    # A rank that names what the user can mend says more than one that has lost the others.
+    explaining = [rank for rank, message in messages.items() if message.startswith(PREFIX)]
+    if not explaining or first in explaining:
+        return first
+    return explaining[0]
 
 
 def outcome_of_signal(rank: int, signum: int, message: str) -> Outcome:

@@ -26,7 +26,7 @@ from samestep.command_line import fit_terminal
 from samestep.errors import ConfigError
 from samestep.node import agent, device_option, rendezvous
 from samestep.node.cluster_environment import read_node
-from samestep.ranks import environment, process
+from samestep.ranks import environment, interrupts
 
 DEFAULTS = {"PET_NPROC_PER_NODE": "1"}
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
         print(fit_terminal(__doc__))
         return 0
-    process.interrupt_at_once()
+    interrupts.interrupt_at_once()
     node = read_node(DEFAULTS | environment.variables(), argv, "samestep run")
     if node.program in ([], ["-m"]):
         raise ConfigError("samestep run: names no script; write samestep run [options] script.py")

@@ -10,7 +10,8 @@ on each rank), ``epoch_sums`` (what each rank adds up), ``devices`` and ``gradie
 computes, and nothing waits for), ``strategies`` (how Lightning trains on these ranks),
 ``preflight`` (checks before the first step), ``stopping``, ``child_signals``, ``requeue`` and
 ``notices`` (signals and other requests), ``heartbeat`` (progress, and the end of ranks that hang),
-``failure``, ``output`` and ``process`` (errors, output and exit codes), ``forked`` (what must leave
-no trace), ``secrets`` (what is never printed), ``epoch_logs`` (logged values over the ranks) and
-``compat`` (private names of other libraries; ``samestep.loops`` has those of Lightning's loops).
+``failure``, ``interrupts``, ``output`` and ``process`` (errors, output and exit codes), ``forked``
+(what must leave no trace), ``secrets`` (what is never printed), ``epoch_logs`` (logged values over
+the ranks) and ``compat`` (private names of other libraries; ``samestep.loops`` has those of
+Lightning's loops).
 """

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from samestep import versions
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import environment, process
+from samestep.ranks import environment, interrupts
 
 if TYPE_CHECKING:
     import lightning as L  # takes seconds to import, and the agent needs none of it
@@ -710,7 +710,7 @@ def interrupt_ranks(agent: "LocalElasticAgent", is_training: Callable[[], bool])
 
     def shut_down_quietly(death_sig: signal.Signals = signal.SIGTERM, **options: Any) -> None:
         if death_sig == signal.SIGINT and not is_training():
-            process.say_interrupted()
+            interrupts.say_interrupted()
             death_sig = signal.SIGTERM
         try:
             shut_down(death_sig, **options)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment, process
+from samestep.ranks import environment, interrupts
 from samestep.ranks.secrets import redact
 
 EXIT_ERROR, EXIT_CONFIG = 1, 2
@@ -162,8 +162,8 @@ class ErrorHook:
             # Python takes the exit code from a SystemExit that a hook raises.
             raise SystemExit(report(error))
         if isinstance(error, KeyboardInterrupt) and passes_through_us(frames):
-            process.say_interrupted()
-            raise SystemExit(process.EXIT_INTERRUPTED)
+            interrupts.say_interrupted()
+            raise SystemExit(interrupts.EXIT_INTERRUPTED)
         if isinstance(error, Exception):
             record(error)
         self.before(kind, error, frames)

@@ -36,18 +36,6 @@ log = logging.getLogger(__name__)
 _store: Store | None = None  # of this process's group, if ``init`` has made it
 
 
-@contextmanager
-def process_group(accelerator: str, timeout_s: float) -> Iterator[None]:
-    """Meet the other ranks that torchrun started, for the length of this block; see ``init``."""
-    global _store
-    init(accelerator, timeout_s)
-    try:
-        with shared_errors():
-            yield
-    finally:
-        leave()
-
-
 def leave() -> None:
     """Destroy the group that ``init`` has made, but not one that the caller created."""
     global _store

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import distributed as dist
 
-from samestep.ranks import child_signals, collectives, environment, output, process
+from samestep.ranks import child_signals, collectives, environment, interrupts, output
 from samestep.ranks.failure import ASKS, EXIT_SIGTERM
 
 Waited = TypeVar("Waited")
@@ -192,7 +192,7 @@ def _remember(signum: int, frame: FrameType | None) -> None:
     _State.signum = _State.signum or signum
     if not _State.deferred:
         if signum == signal.SIGINT and not _State.has_begun:
-            process.say_interrupted()
+            interrupts.say_interrupted()
         raise Stopped(signum)
     if signum == signal.SIGINT and environment.rank() == 0:
         # Not in this thread: the signal may have interrupted a print, which cannot be entered

@@ -255,14 +255,13 @@ def differences_of_evaluations(own: Rank, other: Rank, is_same: IsSame) -> Itera
     """The metrics of validations and tests that differ."""
     for key in sorted(own.evaluations.keys() | other.evaluations.keys()):
         stage, _, step = key
-        where = f"in the {stage} after step {step}"
-        if key in own.evaluations and key in other.evaluations:
-            metrics = own.evaluations[key], other.evaluations[key]
-            for found in differences_of_metrics(*metrics, is_same):
-                yield found.within(where, step)
-        else:
-            text = only_in_one(key, own.evaluations, f"{stage} after step {step}")
-            yield Difference("metric", text, step)
+        where = f"{stage} after step {step}"
+        ours, theirs = own.evaluations.get(key), other.evaluations.get(key)
+        if ours is None or theirs is None:
+            yield Difference("metric", only_in_one(key, own.evaluations, where), step)
+            continue
+        for found in differences_of_metrics(ours, theirs, is_same):
+            yield found.within(f"in the {where}", step)
 
 
 def differences_of_metrics(
@@ -280,12 +279,11 @@ def differences_of_rows(run_dir: Path, other_dir: Path) -> Iterator[Difference]:
     """The rows of metrics.csv that differ."""
     ours, theirs = rows_of(run_dir), rows_of(other_dir)
     for step in sorted(ours.keys() | theirs.keys()):
-        where = f"metrics.csv, row of step {step}:"
-        if step in ours and step in theirs:
-            for found in differences_of_metrics(ours[step], theirs[step], are_equal):
-                yield found.within(where, step)._replace(kind="row")
-        else:
+        if (step in ours) != (step in theirs):
             yield Difference("row", only_in_one(step, ours, f"row of step {step}"), step)
+            continue
+        for found in differences_of_metrics(ours[step], theirs[step], are_equal):
+            yield found.within(f"metrics.csv, row of step {step}:", step)._replace(kind="row")
 
 
 def rows_of(run_dir: Path) -> dict[int, dict[str, float]]:
