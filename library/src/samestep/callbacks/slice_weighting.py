@@ -98,8 +98,8 @@ class SliceWeighting(L.Callback):
         is_split = self.split_batches and stage != "predict"
         if is_split and has_batches_of_ids(loader):
             # ``ResumableBatches`` seeds the batches of the training.
-            seeds = {"train": None}
-            return SplitBatches(batches, *place, seeds.get(stage, self.seed))
+            seed = None if stage == "train" else self.seed
+            return SplitBatches(batches, *place, seed)
         if of_user is None or environment.world_size() == 1:
             return None
         # Lightning would reject the user's batch sampler.
