@@ -145,4 +145,4 @@ def test_nothing_else_listens_to_signals():
     train_nothing = {
         "cluster_job.py", "driver.py", "script.py", "main.py", "forked.py", "requests.py",
     }  # fmt: skip
-    assert users == {"stopping.py", "process.py"} | train_nothing
+    assert users == {"stopping.py", "process.py", "interrupts.py"} | train_nothing

@@ -129,8 +129,7 @@ class RankState(L.Callback):
             if not owners:
                 continue
             if is_averaged(name, buffer, without_mean):
-                weighted = [state["weight"] * state["buffers"][name] for state in owners]
-                buffer.copy_(mean_of(weighted))
+                buffer.copy_(weighted_mean(owners, name))
             else:
                 replace_buffer(pl_module, name, owners[0]["buffers"][name])
         prefix = class_of(pl_module).__name__
@@ -210,6 +209,11 @@ def mean_of(tensors: list[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0]
     return torch.stack(tensors).mean(0)
+
+
+def weighted_mean(states: list[State], name: str) -> Tensor:
+    """The mean of a buffer over the ranks, by the samples of each."""
+    return mean_of([state["weight"] * state["buffers"][name] for state in states])
 
 
 def epoch_sums(module: nn.Module) -> dict[str, EpochSums]:
