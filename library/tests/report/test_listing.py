@@ -10,7 +10,7 @@ import pytest
 
 from library.tests.report.fake import make_run
 from samestep.report import listing
-from samestep.run import record
+from samestep.run import record, wall_time
 
 Printed = io.StringIO
 
@@ -68,8 +68,27 @@ def test_a_terminal_gets_lines_that_fit(tmp_path: Path, monkeypatch):
         assert line.startswith(f"{name}  failed")
         assert time.strftime("%Y-%m-%d %H:") in line
         assert "0.7000" in line
+    monkeypatch.setenv("COLUMNS", "40")
+    heading, line = listed(tmp_path)
+    assert len(line) <= 40
+    assert line.startswith("digits-...  failed    0.7...  20")
     monkeypatch.setenv("COLUMNS", "300")
     assert listed(tmp_path) == whole
+
+
+def test_the_account_of_time_fits_a_terminal(tmp_path: Path, monkeypatch):
+    make_run(tmp_path / "digits-cnn-3f2a1b")
+    start = wall_time.Start(0, 0, 0, 9, "cpu", 1, {"start": 15, "training": 45})
+    monkeypatch.setattr(wall_time, "read_starts", lambda *_: [start])
+    monkeypatch.setattr(f"{__name__}.Printed", Terminal)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert listed(tmp_path, "--time") == [
+        "run                seconds  goodput  percent of the seconds",
+        "digits-cnn-3f2a1b  60       75.0 %   training 75.0, start...",
+        "all                60       75.0 %   training 75.0, start...",
+    ]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "  validation  saving  " in listed(tmp_path, "--time")[0]
 
 
 def test_the_newest_runs_come_first(tmp_path: Path):

@@ -10,6 +10,7 @@ A grid, which `python train.py -m` trains, is one line. Its table has, for each 
 values, the mean over its seeds and half of the 95 % confidence interval.
 """
 
+import itertools
 import json
 import re
 import shutil
@@ -35,7 +36,11 @@ LEAST = (
     ("state", 8),
     ("best", 9),
     ("epochs", 0),
-    ("run", 12),
+    ("run", 24),
+    ("seen", 10),
+    (wall_time.PARTS, 9),
+    ("run", 10),
+    ("best", 6),
 )
 """Columns in the order in which they are cut on a narrow terminal, and to what width at least."""
 ELLIPSIS = "..."
@@ -94,8 +99,11 @@ def print_times(folder: Path, found: dict[str, record.Record], *, as_plain: bool
         runs = [{"name": name} | account.plain() for name, account in accounts.items()]
         print(json.dumps({"runs": runs, "total": total.plain()}, indent=2))
         return
-    rows = [wall_time.cells_of(name, account) for name, account in accounts.items()]
-    print_columns([wall_time.HEADING, *rows, wall_time.cells_of("all", total)])
+    shown = [*accounts.items(), ("all", total)]
+    rows = [wall_time.HEADING, *itertools.starmap(wall_time.cells_of, shown)]
+    if sys.stdout.isatty() and width_of(rows) > shutil.get_terminal_size().columns:
+        rows = [wall_time.NARROW_HEADING, *itertools.starmap(wall_time.narrow_cells_of, shown)]
+    print_columns(rows)
 
 
 def plain_runs(found: dict[str, record.Record]) -> list[dict[str, Any]]:
@@ -158,7 +166,7 @@ def print_table(cells: Sequence[tuple[str, ...]]) -> None:
 
 def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
     """Print these lines in columns; on a terminal, as wide as it is. The first is the heading."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = widths_of(rows)
     if sys.stdout.isatty():
         widths = shrink(rows[0], widths, shutil.get_terminal_size().columns)
     for row in rows:
@@ -169,6 +177,17 @@ def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
             if width:
                 texts.append(cut(text, width).ljust(width))
         print("  ".join(texts).rstrip())
+
+
+def widths_of(rows: Sequence[tuple[str, ...]]) -> list[int]:
+    """The width of each column."""
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def width_of(rows: Sequence[tuple[str, ...]]) -> int:
+    """The width of these lines in columns, with two spaces between two columns."""
+    widths = widths_of(rows)
+    return sum(widths) + 2 * (len(widths) - 1)
 
 
 def shrink(heading: Sequence[str], widths: Sequence[int], columns: int) -> list[int]:

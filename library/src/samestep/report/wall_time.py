@@ -8,6 +8,8 @@ from samestep.run import record, wall_time
 from samestep.run.wall_time import AWAY, CAUSES, TRAINING
 
 HOUR_S = 3600
+PARTS = "percent of the seconds"
+NARROW_HEADING = ("run", "seconds", "goodput", PARTS)
 HEADING = ("run", "seconds", "goodput", "repeated steps", "hours", *CAUSES, AWAY)
 
 
@@ -89,6 +91,20 @@ def add_up(accounts: Iterable[Account]) -> Account:
             total.process_hours + account.process_hours,
         )
     return total
+
+
+def narrow_cells_of(name: str, account: Account) -> tuple[str, ...]:
+    """The cells of an account, one for each column of ``NARROW_HEADING``."""
+    if not account.seconds:
+        return (name, "", "", "")
+    percent = account.percent()
+    parts = []
+    for cause in sorted(percent, key=lambda cause: -percent[cause]):
+        text = f"{percent[cause]:.1f}"
+        if text != "0.0":
+            parts.append(f"{cause} {text}")
+    goodput = f"{100 * account.goodput:.1f} %"
+    return name, f"{account.total_s:,.0f}", goodput, ", ".join(parts)
 
 
 def cells_of(name: str, account: Account) -> tuple[str, ...]:
