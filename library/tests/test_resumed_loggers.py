@@ -30,6 +30,11 @@ class Own(Net):
             os.kill(os.getpid(), signal.Signals[sys.argv[1]])
         return super().training_step(batch, batch_idx)
 
+    def validation_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            self.logger.experiment.add_scalar("own", 1.0, self.global_step)
+        return super().validation_step(batch, batch_idx)
+
     def test_step(self, batch, batch_idx):
         self.log("test_loss", self.loss(batch))
 
@@ -44,6 +49,7 @@ trainer = Trainer(
     run_dir="mine", max_epochs=3, accelerator="cpu", logger=loggers, save_every_s=1e9, **options
 )
 model = Own()
+loggers[1].log_hyperparams({"extra": 5})
 trainer.fit(model, batches(), batches())
 trainer.test(model, batches(), verbose=False)
 """
@@ -60,10 +66,10 @@ def steps_of_csv(path: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def steps_of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def steps_of_tensorboard(folder: Path, *names: str) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(folder)).Reload()
     tags = events.Tags()["scalars"]
-    found = {name: events.Scalars(name) if name in tags else [] for name in SHOWN}
+    found = {name: events.Scalars(name) if name in tags else [] for name in names or SHOWN}
     return {name: [(e.step, e.value) for e in scalars] for name, scalars in found.items()}
 
 
@@ -89,6 +95,10 @@ def test_a_killed_and_a_stopped_run_continue_in_the_same_loggers(tmp_path: Path)
     assert [step for step, _ in history["train_loss"]] == list(range(12))
     assert len(history["test_loss"]) == 1
     assert sorted(path.name for path in tmp_path.glob("*/*/version_*")) == 2 * ["version_0"]
+    # Hidden: step 4, which has the number of the first step that the killed run repeated.
+    assert steps_of_tensorboard(tmp_path / "tb/net/version_0", "own")["own"] == [
+        (0, 1), (8, 1), (12, 1),
+    ]  # fmt: skip
     of_tensorboard = steps_of_tensorboard(tmp_path / "tb/net/version_0")
     assert of_tensorboard.pop("hp_metric") == [(0, -1)]
     history.pop("hp_metric")

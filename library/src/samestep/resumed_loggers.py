@@ -79,8 +79,9 @@ def resume(loggers: Iterable[Logger], run_dir: Path, ckpt_path: str | None) -> N
     named = names_of(loggers)
     if not named:
         return
-    known = record.read(run_dir).trackers
-    step = next_step(ckpt_path)
+    run = record.read(run_dir)
+    known = run.trackers
+    step = first_repeated_step(run, ckpt_path)
     places = {}
     for name, logger in named.items():
         if isinstance(logger, WandbLogger | MLFlowLogger):
@@ -132,16 +133,30 @@ def kind_of(logger: Logger) -> type[Logger] | None:
     return next((kind for kind in KINDS if isinstance(logger, kind)), None)
 
 
-def next_step(ckpt_path: str | None) -> int:
-    """The first step that will be logged, as Lightning counts them."""
+def first_repeated_step(run: record.Record, ckpt_path: str | None) -> int | None:
+    """The first step that will be logged again, as Lightning counts them; None if none will."""
     if ckpt_path is None:
         return 0
-    return epoch_logs.num_logged_steps_of(read_without_tensors(Path(ckpt_path)))
+    content = read_without_tensors(Path(ckpt_path))
+    # What a script logs at ``global_step`` in a validation has the number of the next step.
+    if has_stopped_at(run, content["global_step"]):
+        return None
+    return epoch_logs.num_logged_steps_of(content)
 
 
-def leave_out(logger: Logger, step: int) -> None:
+def has_stopped_at(run: record.Record, step: int) -> bool:
+    """Whether the process before this one has saved at this step, and stopped there."""
+    if not run.ends or len(run.starts) < 2:
+        return False
+    # The last start is that of this process.
+    start, end = run.starts[-2], run.ends[-1]
+    is_its_end = record.timestamp(end["time"]) >= record.timestamp(start["started"])
+    return is_its_end and (end["state"], end["step"]) == (record.STOPPED, step)
+
+
+def leave_out(logger: Logger, step: int | None) -> None:
     """Let a logger forget what it has logged from ``step`` on, or leave it out the second time."""
-    forget: dict[Any, Callable[[Any, int], None]] = {
+    forget: dict[Any, Callable[[Any, int | None], None]] = {
         TensorBoardLogger: compat.hide_events_from,
         CSVLogger: keep_rows,
         MLFlowLogger: send_only_new,
@@ -182,7 +197,7 @@ def step_of(row: Mapping[str, str | None]) -> float:
     return float(row["step"] or math.inf) if is_whole else math.inf
 
 
-def send_only_new(logger: MLFlowLogger, step: int) -> None:
+def send_only_new(logger: MLFlowLogger, step: int | None) -> None:
     """Let a logger send no value twice, nor a parameter, which MLflow cannot change."""
     client: Any = logger.experiment
     run_id = str(logger.version)

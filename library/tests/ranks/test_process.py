@@ -1,13 +1,16 @@
 """Programs whose output cannot be written, or that are interrupted."""
 
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from library.tests.programs import PATIENCE_S, environment
+from samestep.ranks import output
 from samestep.ranks.interrupts import INTERRUPTED
 
 PROGRAM = """
@@ -56,6 +59,13 @@ process.run(main)
 """
     done = shell("run", program, MPLBACKEND="foo")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_said_stands_above_an_open_bar(capsys):
+    with tqdm(total=2, file=sys.stdout) as bar:
+        bar.update()
+        output.say("Note: mine")
+    assert re.search(r"\r *\rNote: mine\n", capsys.readouterr().out)
 
 
 SLEEPS = """

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
 from library.tests.programs import PATIENCE_S, environment, until
-from samestep.ranks.process import INTERRUPTED
+from samestep.ranks.interrupts import INTERRUPTED
 from samestep.ranks.stopping import STOPPING
 
 SCRIPT = """

@@ -173,7 +173,7 @@ class DataResume(L.Callback):
         self.epoch = trainer.current_epoch
         if trainer.is_global_zero:
             for note in self._notes(trainer):
-                print(note, flush=True)
+                print_note(trainer, note)
 
     def _notes(self, trainer: L.Trainer) -> Iterator[str]:
         """What the training data cannot give, each in a sentence."""

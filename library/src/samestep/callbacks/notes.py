@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 import lightning as L
 
+from samestep.ranks import output
+
 MAX_NAMES = 8  # in a note
 
 
 def print_note(trainer: L.Trainer, note: str) -> None:
     """Print a note on rank zero."""
     if trainer.is_global_zero:
-        # At once: a run that is killed later has said it.
-        print(note, flush=True)
+        output.say(note)
 
 
 def note_rank_zero_counts(trainer: L.Trainer, names: Sequence[str], num_ranks: int) -> None:

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -161,8 +162,8 @@ def log_no_first_metric(logger: Any) -> None:
     logger._default_hp_metric = False
 
 
-def hide_events_from(logger: Any, step: int) -> None:
-    """Let TensorBoard hide what earlier processes have logged from ``step`` on."""
+def hide_events_from(logger: Any, step: int | None) -> None:
+    """Let TensorBoard hide what earlier processes have logged from ``step`` on; None hides none."""
     if is_open(logger):
         # Of an earlier ``fit`` in this process.
         logger.experiment.close()
@@ -175,6 +176,7 @@ def append_to_csv(logger: Any, names: list[str]) -> None:
 
     The writer of Lightning 2.6 deletes the file of an earlier process, and warns of it.
     """
+    from lightning.pytorch.core.saving import load_hparams_from_yaml
     from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
     class AppendingWriter(ExperimentWriter):
@@ -183,6 +185,10 @@ def append_to_csv(logger: Any, names: list[str]) -> None:
 
     logger._experiment = AppendingWriter(logger.log_dir)
     logger._experiment.metrics_keys = names
+    # It would write those of this process only.
+    path = Path(logger.log_dir, ExperimentWriter.NAME_HPARAMS_FILE)
+    if path.is_file():
+        logger._experiment.hparams = load_hparams_from_yaml(path)
 
 
 def search_gpus_once() -> None:

@@ -24,7 +24,7 @@ from urllib.error import HTTPError
 
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import environment, stopping
+from samestep.ranks import environment, output, stopping
 
 Ask = Callable[[], str | None]
 
@@ -90,7 +90,7 @@ def _watch(ask: Ask, ends: threading.Event) -> None:
             if text is not None and text != known:
                 stopping.ask_to_save()
                 shown = " ".join(text.split())[:MAX_TEXT] or "it has appeared"
-                print(f"Notice for node {environment.node_rank()}: {shown}", flush=True)
+                output.say(f"Notice for node {environment.node_rank()}: {shown}")
             known = text
         ends.wait(EVERY_S)
 

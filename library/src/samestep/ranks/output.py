@@ -14,6 +14,17 @@ def make_streams_safe() -> None:
     sys.stderr = _safe(sys.stderr, sys.__stderr__, 2)
 
 
+def say(text: str) -> None:
+    """Print a line at once: a run that is killed later has said it."""
+    tqdm = sys.modules.get("tqdm")
+    if tqdm is None:
+        print(text, flush=True)
+        return
+    # A bar of tqdm leaves the cursor at its end. This writes above all bars that are open.
+    tqdm.tqdm.write(text)
+    sys.stdout.flush()
+
+
 def drop_lost_terminal() -> None:
     """Write nowhere what would go to a terminal that was closed; a SIGHUP may say so.
 

@@ -26,7 +26,7 @@ import yaml
 
 from samestep.errors import ConfigError, remedy_of
 from samestep.option_names import option, setting
-from samestep.ranks import environment, failure
+from samestep.ranks import environment, failure, output
 from samestep.ranks.preflight import is_shared
 from samestep.ranks.process_group import device_kind, on_rank_zero
 from samestep.ranks.secrets import redact, redact_argument, redact_values
@@ -333,7 +333,7 @@ def record_interruption(spec: RunSpec, error: BaseException, progress: Mapping[s
     record.try_to_update(spec.run_dir, state, why, **progress)
     # A cluster starts the run again by itself.
     if isinstance(error, Stopped) and environment.variable(environment.ON_CLUSTER) is None:
-        print(f"To continue: {spec.resume_command(spec)}", flush=True)
+        output.say(f"To continue: {spec.resume_command(spec)}")
     if isinstance(error, ConfigError):
         roll_back(spec.run_dir)
 
