@@ -225,6 +225,13 @@ def test_a_narrow_help_has_the_lines_of_the_wide_one(monkeypatch: pytest.MonkeyP
     ]
 
 
+def test_a_script_is_told_that_it_has_no_project(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["samestep", "evaluate", "runs/mine"])
+    assert call(cli.command) == 2
+    assert "a script with samestep.Trainer needs none" in capsys.readouterr().err
+
+
 def test_options_of_torchrun_are_checked():
     done = run("-m", "samestep", "run", "--nproc-per-nod=2", "train.py")
     assert done.returncode == 2

@@ -5,7 +5,8 @@ end sets its own names once in a process: ``samestep.hydra`` keys such as
 ``callbacks.loss_guard.max_skipped=10``, LightningCLI ``--trainer.max_epochs=10``.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _names: dict[str, str] = {}  # of the front end, by the name of the argument
@@ -23,6 +24,14 @@ def use(names: Mapping[str, str], words: Mapping[str, str]) -> None:
 def option(name: str) -> str:
     """The argument ``name`` as the user types it, without a value."""
     return _names.get(name, name)
+
+
+def setting_of_words(name: str, words: Sequence[str]) -> str:
+    """The argument with a list of words, as the user types it: ``allow_changes=["model.lr"]``."""
+    if name in _names:
+        # In quotes: for a shell, brackets are a pattern of file names.
+        return f"'{_names[name]}=[{','.join(words)}]'"
+    return f"{name}={json.dumps(list(words))}"
 
 
 def setting(name: str, value: Any, of: str = "") -> str:

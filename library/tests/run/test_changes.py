@@ -2,6 +2,7 @@ import pytest
 import yaml
 
 from library.tests.run.settings import make_spec, save
+from samestep import option_names
 from samestep.errors import ConfigError
 from samestep.run import lifecycle
 from samestep.run.changes import find_changes, read_config
@@ -40,9 +41,16 @@ def test_allowed_changes_are_accepted_by_name(run_dir):
     changed = {"seed": 7, "model.lr": 0.5}
     allowed = make_spec(run_dir, changed, allow_changes=["seed", "model.lr"])
     assert find_changes(allowed) == {"seed": (0, 7), "model.lr": (0.003, 0.5)}
-    with pytest.raises(ConfigError, match=r"allow_changes=\[model.lr\]") as error:
+    with pytest.raises(ConfigError, match=r'in this run: allow_changes=\["model.lr"\]') as error:
         find_changes(make_spec(run_dir, changed, allow_changes=["seed"]))
     assert "seed: 0" not in str(error.value)
+    # On a command line it is quoted as a shell needs it.
+    option_names.use({"allow_changes": "allow_changes"}, {})
+    try:
+        with pytest.raises(ConfigError, match=r"in this run: 'allow_changes=\[seed,model.lr\]'"):
+            find_changes(make_spec(run_dir, changed))
+    finally:
+        option_names.use({}, {})
 
 
 def test_the_user_names_own_keys_that_may_change(run_dir):

@@ -14,6 +14,7 @@ KEYS = {
     "shutdown_s": "cluster.shutdown_s",
     "allow": "trainer.allow",
     "notice": "trainer.notice",
+    "allow_changes": "allow_changes",
     "monitor": "callbacks.checkpoints.monitor",
     "mode": "callbacks.checkpoints.mode",
     "save_every_s": "callbacks.checkpoints.every_s",

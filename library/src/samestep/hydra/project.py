@@ -41,7 +41,8 @@ def project_folder() -> Path:
         if (folder / MAIN).is_file():
             return folder
     raise ConfigError(
-        f"{here}: there is no {MAIN} here or above; change to the folder of your project"
+        f"{here}: there is no {MAIN} here or above; change to the folder of your project; "
+        "a script with samestep.Trainer needs none, and tests and predicts by its Trainer"
     )
 
 

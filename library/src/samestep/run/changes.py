@@ -10,7 +10,7 @@ import yaml
 
 from samestep.config_keys import scope_of
 from samestep.errors import ConfigError
-from samestep.option_names import option
+from samestep.option_names import setting_of_words
 from samestep.run import record
 from samestep.run.files import read_text
 from samestep.run_spec import RunSpec, leaves
@@ -56,7 +56,7 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
         raise ConfigError(
             f"{run_dir} holds a run with another configuration:{lines}\n"
             f"Use {spec.another_run} for the new values, or restore the old ones; or accept "
-            f"the new ones in this run: '{option('allow_changes')}=[{','.join(rejected)}]'"
+            f"the new ones in this run: {setting_of_words('allow_changes', rejected)}"
         )
     return changed
 
