@@ -6,10 +6,12 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from omegaconf import OmegaConf
 
+from samestep.callbacks.trainjob import TrainJobProgress
 from samestep.errors import ConfigError
 from samestep.fit_checks import has_test
 from samestep.hydra import build
 from samestep.hydra.compose import check
+from samestep.ranks.environment import TRAINJOB_SERVER
 from samestep.ranks.strategies import UnequalNodesDDP
 
 
@@ -17,6 +19,18 @@ def test_a_second_progress_bar_is_refused(compose: Callable[..., object]):
     cfg = compose("+callbacks.rich._target_=lightning.pytorch.callbacks.RichProgressBar")
     with pytest.raises(ConfigError, match="leave out RichProgressBar; Progress draws"):
         build.build_trainer(cfg)
+
+
+def test_a_run_in_a_trainjob_reports_its_progress(
+    compose: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+):
+    def num_reporters() -> int:
+        callbacks = build.build_trainer(compose()).callbacks
+        return sum(isinstance(callback, TrainJobProgress) for callback in callbacks)
+
+    assert num_reporters() == 0
+    monkeypatch.setenv(TRAINJOB_SERVER, "https://localhost/status")
+    assert num_reporters() == 1
 
 
 def test_checkpoints_elsewhere_are_rejected(compose: Callable[..., object], tmp_path: Path):
