@@ -1,7 +1,7 @@
 """A hook of MkDocs: pages that lie outside docs/, and links between files of the repository.
 
 On GitHub a link is relative to its file. On the site it leads to the page that the file became, or,
-for other files, to the repository.
+for other files, to the repository; a site without the address of the repository has only its text.
 """
 
 import posixpath
@@ -23,6 +23,10 @@ OUTSIDE = {  # file of the repository: page of the site
     "examples/tables/README.md": "tables.md",
 }
 LINK = re.compile(r'(?<=\]\()(?!\w+:|#)([^)#\s]+)|(?<=<img src=")([^"]+)')
+BADGE = re.compile(r"^\[!\[CI\].*\n", re.M)
+NOWHERE = "nowhere:"
+UNLINKED = re.compile(rf"\[(!\[[^\]]*\]\([^)]*\)|[^\[\]]*)\]\({NOWHERE}[^)]*\)")
+"""A link, around a picture or a text, to a file that the site does not have."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -37,17 +41,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = page.file.src_uri
     source = next((old for old, new in OUTSIDE.items() if new == here), f"docs/{here}")
 
-    repository = config.repo_url or "https://repository.invalid"  # in a build on this machine
-
     def change(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[0]))
         new = OUTSIDE.get(target, target.removeprefix("docs/"))
         if target in OUTSIDE or target.startswith("docs/"):
             return posixpath.relpath(new, posixpath.dirname(here) or ".")
-        if target.startswith("../"):  # the badge of CI
-            return f"{repository}/{target.lstrip('./')}"
         if not (ROOT / target).exists():
             return link[0]  # MkDocs names it
-        return f"{repository}/blob/main/{target}"
+        return f"{config.repo_url}/blob/main/{target}" if config.repo_url else NOWHERE
 
-    return LINK.sub(change, markdown)
+    # The badge is a picture of another server, about the newest commit and not about this site.
+    markdown = LINK.sub(change, BADGE.sub("", markdown))
+    return UNLINKED.sub(r"\1", markdown)

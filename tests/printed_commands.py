@@ -1,12 +1,16 @@
-"""Every command that README.md and docs/ print in a block, ready to be taken apart or executed."""
+"""Every command that README.md and docs/ print in a block, ready to be taken apart or typed."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import NamedTuple
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, environment, run
 
 PAGES = [
     ROOT / "README.md",
@@ -69,6 +73,21 @@ def find_blocks(page: Path) -> Iterator[list[str]]:
             block_lines = []
 
 
+def find_lines(page: Path) -> Iterator[list[tuple[str, str]]]:
+    """The lines to type of each block, and the errors that are shown below them."""
+    for block in find_blocks(page):
+        error_of = {}
+        for raw, below in zip(block, [*block[1:], ""], strict=True):
+            if below.strip().startswith("error: "):
+                error_of[raw.strip().removeprefix("$ ")] = below.strip()
+        lines = []
+        for line in join_lines(block):
+            # Less what explains it.
+            command = re.sub(r"  +(# |\[).*$", "", line)
+            lines.append((command, error_of.get(line, "")))
+        yield lines
+
+
 def join_lines(lines: list[str]) -> Iterator[str]:
     """Whole commands: with their continued lines, open quotes and here-documents."""
     rest = [line.strip().removeprefix("$ ") for line in lines]
@@ -128,3 +147,56 @@ def find_commands(page: Path) -> Iterator[list[Command]]:
             for command in split_commands(name, line)
             if command.words
         ]
+
+
+QUICK = """\
+# @package _global_
+trainer:
+  accelerator: cpu
+  max_epochs: 1
+  limit_train_batches: 2
+  limit_val_batches: 1
+  limit_test_batches: 1
+report: false
+"""
+"""Settings of the reader's machine, with which what is typed takes seconds."""
+
+PYTHON = ("python", "samestep", "torchrun")
+SHELL_SIGNS = set(";&|<>()")
+
+
+def make_quick(project: Path) -> None:
+    """Let every command in this project train for two batches only, unless it says otherwise."""
+    folder = project / "configs/local"
+    folder.mkdir()
+    (folder / "default.yaml").write_text(QUICK)
+
+
+def type_line(line: str, project: Path, **variables: str) -> CompletedProcess[str]:
+    """Type a line in the folder of a project.
+
+    Programs in Python start as in other tests, which is faster; a shell executes everything else.
+    """
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split = True
+    words = [*lexer]
+    target = None
+    if words[-2:-1] == [">"]:
+        words, target = words[:-2], project / words[-1]
+    while VARIABLE.match(words[0]):
+        name, _, variables[name] = words.pop(0).partition("=")
+    variables |= {"PYTHONPATH": f"{project}:{project / 'src'}"}
+    is_joined = any(set(word) <= SHELL_SIGNS for word in words)
+    if is_joined or words[0] not in PYTHON:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return subprocess.run(
+            ["bash", "-c", line],
+            cwd=project, env=environment(**variables, PATH=path), capture_output=True, text=True,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    start = {"python": [], "samestep": ["-m", "samestep"]}
+    words = [*start.get(words[0], ["-m", "torch.distributed.run"]), *words[1:]]
+    done = run(*words, cwd=project, **variables)
+    if target is not None:
+        target.write_text(done.stdout)
+    return done

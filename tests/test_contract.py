@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, final_metrics, run, run_ranks
-from tests.test_tasks import write_houses
+from tests.test_tasks import write_files
 
 PAGE = (ROOT / "docs" / "contract.md").read_text()
-TASKS = (ROOT / "docs/tasks.md").read_text()
 HOUSES = [
     "data=houses", "data.file=houses.csv", "model=price", "model.lr=0.001",
     "callbacks.checkpoints.monitor=val_loss", "callbacks.checkpoints.mode=min",
@@ -89,9 +88,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("src", "configs", "scripts"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "train.py", root)
-    for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE + TASKS, re.M | re.S):
+    for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.M | re.S):
         (root / name).write_text(text)
-    write_houses(root / "houses.csv")
+    write_files(root)
     (root / "src/project/plain.py").write_text(PLAIN)
     return root
 

@@ -1,68 +1,90 @@
-"""Every command that README.md and docs/ print, as printed: executed, or rendered and checked.
+"""Every command that README.md and docs/ print: typed in a clone, or there is a reason.
 
 ``train.py`` is composed and checked by tests/test_docs.py, ``samestep launch`` is rendered and
 checked here, and the programs of Swarm and elastic pods run in
-tests/samestep/launch/test_printed_commands.py. ELSEWHERE says why the others do not run here.
+tests/samestep/launch/test_printed_commands.py. NOT_TYPED says why the others are not typed here.
 """
 
 import re
-import shutil
+import subprocess
 import tomllib
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from examples.language.tests.conftest import TEXT
-from samestep.grid.jobs import Job, write_jobs
 from samestep.hydra.compose import check
 from samestep.launch import check as rules
 from samestep.launch import main, render, submissions
 from samestep.sweep import settings
-from tests.conftest import NO_PICTURES, ROOT, run
-from tests.printed_commands import PAGES, Command, find_commands
+from tests.clone import clone_working_tree
+from tests.conftest import ROOT
+from tests.printed_commands import (
+    PAGES,
+    Command,
+    find_commands,
+    find_lines,
+    make_quick,
+    type_line,
+)
+from tests.s3_server import s3_server, use_bucket
 
-HERE = (
-    "train.py", "scripts/prepare_data.py", "samestep doctor", "samestep sweep", "samestep launch",
-    "samestep status", "samestep logs", "samestep cancel",
-)  # fmt: skip
-WITH_A_RUN = (
-    "samestep evaluate", "samestep predict", "samestep export", "samestep compare",
-    "samestep report", "samestep runs", "samestep upload",
-)  # fmt: skip
-ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
-    r"uvx copier ": "tests/test_copies.py",
-    r"samestep verify ": "the tests of the library, test_verify.py; test_verify_of_template.py",
-    r"wandb sync ": "the tests of the library, test_loggers.py",
-    r"tensorboard --logdir": "tests/project/test_trackers.py, and the library's tests",
-    r"-m examples.tables.convert ": "examples/tables/tests/test_writer.py",
-    r"-m examples.language.convert ": "examples/language/tests/test_tokens.py",
-    r"export AWS_|pip install .project\[lance": "tests/examples/test_tables.py",
-    r"labs/servers/build.sh|labs.servers ": ".github/workflows/servers.yml",
-    r"labs.e2e": ".github/workflows/e2e.yml",
-    r"git commit ": "before an update",
-    r"pyflyte run ": "tests/scripts/test_flyte.py",
-    r"docker build|docker push": "tests/test_image.py",
-    r"docker run .*IMAGE": "tests/image_build.sh",
-    r"docker (swarm|node|secret) ": "needs a swarm; seen on Docker 20.10: docs/clusters/swarm.md",
-    r"docker compose ": "from the guide, not seen: docs/clusters/swarm.md",
-    r"python -m http.server": "tests/samestep/launch/test_swarm.py",
-    r"python -m samestep.launch.entrypoint": "tests/samestep/launch/test_entrypoint.py",
-    r"kubectl get trainjob ": "tests/labs/servers/test_progress.py reads the same field",
-    r"kubectl (create|apply|taint|delete) |kind |sudo install ": "needs a cluster or a server",
-    r"source$|samestep completion": "tests/test_completion.py",
-    r"git clone |scripts/new.py": "tests/test_start.py",
-    r"printf ": "the Dockerfile of Flyte's image, for docker build",
+TYPED_ELSEWHERE = {  # with files and changes of the reader
+    "docs/start.md": "tests/test_start.py",
+    "docs/tasks.md": "tests/test_tasks.py",
+    "docs/contract.md": "tests/test_contract.py",
 }
+NOT_TYPED = {  # pattern of a line: why it is not typed, or where
+    # It needs a cluster.
+    r"samestep launch(?!.*--(render|check))|samestep (status|logs|cancel) |-m cluster=":
+        "a cluster; rendered and checked here",
+    r"samestep sweep .*cluster=": "a cluster; tests/samestep/sweep/test_cluster.py",
+    r"kubectl (create|apply|taint|delete|get) |kind |sudo install ": "a cluster or a server",
+    r"docker (swarm|node|secret) |docker compose ": "a swarm; seen on Docker 20.10",
+    r"srun ": "Slurm; tests/samestep/launch/test_slurm_cluster.py",
+    r"labs/servers/build.sh|labs.servers |/tmp/servers/|-m servers":
+        "servers; .github/workflows/servers.yml",
+    r"labs.e2e": ".github/workflows/e2e.yml",
+    r"python -m samestep.launch.entrypoint": "pods; tests/samestep/launch/test_entrypoint.py",
+    r"node-rank=N|NODE_0": "several machines; tests/samestep/launch/test_printed_commands.py",
+    # It needs a device, or what is downloaded.
+    r"^(?!.*samestep launch).*(data=cifar10|prepare_data.py)":
+        "a download; tests/project/data/test_download.py",
+    r"nproc-per-node=8": "GPUs; composed by tests/test_docs.py",
+    r"docker build|docker push|printf |docker run ": "Docker; tests/test_image.py",
+    r"pip install |pyflyte run ": "packages; tests/scripts/test_flyte.py",
+    r"data=hf|data=lance data.root=data/pets|datasets\.|convert hub ":
+        "the package datasets; tests/examples/test_tables.py",
+    r"wandb sync ": "a server; the tests of the library, test_loggers.py",
+    # It takes long, or never ends.
+    r"samestep verify ": "minutes; tests/samestep/with_template/test_verify_of_template.py",
+    r"make |git clone ": "it installs; tests/test_make.py",
+    r"uvx copier |git commit ": "a copy; tests/test_copies.py",
+    r"tensorboard --logdir": "a server; tests/project/test_trackers.py",
+    r"samestep report --serve": "a server; the tests of the library, report/test_live.py",
+    r"samestep sweep (?!.*cluster=)": "minutes; tests/samestep/sweep/test_search.py",
+    r"^python train.py -m ": "a new process for each run; docs/grids.md has one that is typed",
+    r"--grid mine": "a grid; docs/grids.md has one that is typed",
+    r"python -m http.server": "a server; tests/samestep/launch/test_swarm.py",
+    r"samestep completion": "three shells; tests/test_completion.py",
+    r"^(RUN_ID=\S+|IMAGE=\S+)$": "a variable",
+}  # fmt: skip
+BEFORE = {  # what a page expects of the reader: its runs
+    "docs/report.md": (
+        "RUN_ID=mine python train.py", "RUN_ID=other python train.py",
+    ),
+}  # fmt: skip
 NOT_COMMANDS = {  # first words of blocks that show something else
     ("README.md", "Run:"), ("README.md", "train.py"), ("README.md", "runs/<run_id>/"),
     ("README.md", "undisturbed"),
     ("docs/clusters/entrypoint.md", "entrypoint:"),
-    ("docs/data.md", "pets/cat/*.jpg"), ("docs/reference.md", "options:"),
+    ("docs/reference.md", "options:"),
     ("docs/report.md", "Note:"),
 }  # fmt: skip
-STAND_INS = {"$IMAGE": "ghcr.io/me/project:3f2a1b4c5d6e", "$seed": "0"}
+STAND_INS = {
+    "$IMAGE": "ghcr.io/me/project:3f2a1b4c5d6e", "$seed": "0", "<id>": "mine", "<other>": "other",
+    "runs/<sweep>": "runs", "/volume/": "",
+}  # fmt: skip
 OWN_FILES = ROOT / "docs/tasks.md"  # tests/test_tasks.py executes it
 BLOCKS = [block for page in PAGES if page != OWN_FILES for block in find_commands(page) if block]
 COMMANDS = [
@@ -86,22 +108,86 @@ def arguments_of(command: Command) -> list[str]:
     return text.split("\n") if text else []
 
 
-def test_every_command_is_executed_or_has_a_reason():
-    unknown, used = [], set()
-    for command in COMMANDS:
-        if command.program in (*HERE, *WITH_A_RUN, "make", "pip"):
-            continue
-        reasons = {pattern for pattern in ELSEWHERE if re.search(pattern, command.text)}
-        used |= reasons
-        if not reasons:
-            unknown.append(f"{command.page}: {command.text}")
-    assert unknown == []
-    assert ELSEWHERE.keys() - used == set()
-    for reason in ELSEWHERE.values():
-        for path in re.findall(r"(?:tests|docs|examples)/[\w/.]+\w", reason):
+LINES: dict[Path, list[tuple[str, str]]] = {}
+PAGE_OF_LINE: dict[str, Path] = {}
+"""The first page that has a line, and on which it is typed."""
+
+for path in PAGES:
+    LINES[path] = []
+    name = path.relative_to(ROOT).as_posix()
+    for block in find_lines(path):
+        if block and (name, block[0][0].split()[0]) not in NOT_COMMANDS:
+            LINES[path] += block
+            for line, _ in block:
+                PAGE_OF_LINE.setdefault(line, path)
+
+
+def to_type(page: Path) -> list[tuple[str, str]]:
+    """The lines of a page that are typed, and the errors that are shown."""
+    if page.relative_to(ROOT).as_posix() in TYPED_ELSEWHERE:
+        return []
+    found = []
+    for line, error in LINES[page]:
+        # A run without a name is the same on all pages.
+        is_known = line.startswith("python train.py") and PAGE_OF_LINE[line] != page
+        if not is_known and not reasons_of(line):
+            found.append((line, error))
+    return found
+
+
+def before(page: Path) -> list[tuple[str, str]]:
+    """What the reader has typed before."""
+    name = page.relative_to(ROOT).as_posix()
+    if name == "docs/large.md":
+        # The images, and their tables.
+        return to_type(ROOT / "examples/tables/README.md")[:3]
+    return [(line, "") for line in BEFORE.get(name, ())]
+
+
+def reasons_of(line: str) -> set[str]:
+    return {pattern for pattern in NOT_TYPED if re.search(pattern, line)}
+
+
+def test_reasons_are_used_and_name_tests_that_exist():
+    used = {reason for lines in LINES.values() for line, _ in lines for reason in reasons_of(line)}
+    assert NOT_TYPED.keys() - used == set()
+    for reason in [*NOT_TYPED.values(), *TYPED_ELSEWHERE.values()]:
+        for path in re.findall(r"(?:tests|docs|examples|\.github)/[\w/.]+\w", reason):
             assert (ROOT / path).is_file(), path
     first_words = {(block[0].page, block[0].words[0]) for block in BLOCKS}
     assert first_words >= NOT_COMMANDS
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clone_working_tree(tmp_path_factory.mktemp("reader") / "project")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The variables of a reader with a bucket."""
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as variables:
+        with pytest.MonkeyPatch.context() as here:
+            use_bucket(variables, "bucket", here)
+        yield variables
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if to_type(page)], ids=lambda page: page.parent.name + page.stem
+)
+def test_a_page_is_typed_in_a_clone(page: Path, clone: Path, request: pytest.FixtureRequest):
+    subprocess.run(["git", "clean", "-fdxq"], cwd=clone, check=True)
+    make_quick(clone)
+    lines = [*before(page), *to_type(page)]
+    variables = {"WANDB_MODE": "offline", "KUBECONFIG": "/dev/null"}
+    if "s3://" in str(lines):
+        variables |= request.getfixturevalue("store")
+    for line, error in lines:
+        for name, value in STAND_INS.items():
+            line = line.replace(name, value)
+        done = type_line(line, clone, **variables)
+        assert done.returncode == (2 if error else 0), (line, done.stdout, done.stderr)
+        assert error.removesuffix("...") in done.stderr, line
 
 
 def numbers_of_ranks(cfg) -> list[int]:
@@ -172,70 +258,3 @@ def test_targets_of_make_and_extras_of_pip_exist():
             assert command.words == ["pip", "install", f"{project['name']}[{extra}]"]
             assert extra in project["optional-dependencies"]
     assert {command.program for command in found} == {"make", "pip"}
-
-
-@pytest.fixture(scope="module")
-def place(
-    digits_run: Path, shared_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A folder with what the commands name: runs, an image, and a folder of images."""
-    folder = tmp_path_factory.mktemp("reader")
-    names = ["mine", "cnn", "squeeze", "ranks-1", "ranks-1-0", "ranks-2-0"]
-    for name in [*names, "digits-0", "digits-1", "lr/lr-0", "lr/lr-1"]:
-        shutil.copytree(digits_run, folder / "runs" / name)
-    for grid in ("lr", "mine"):
-        (folder / "runs/grids" / grid).mkdir(parents=True)
-        jobs = [Job(name, Path(), [], {"seed": name[-1]}, "") for name in ("digits-0", "digits-1")]
-        write_jobs(folder / "runs/grids" / grid, jobs)
-    shutil.copytree(shared_run("text", *TEXT, is_recorded=True), folder / "runs" / "book")
-    (folder / "photos").mkdir()
-    for name in ("seven.png", "photos/a.png"):
-        Image.new("L", (8, 8), 128).save(folder / name)
-    return folder
-
-
-@of_program(*WITH_A_RUN)
-def test_a_run_is_used_as_printed(command: Command, place: Path):
-    if "--serve" in command.words:
-        pytest.skip("never ends: library/tests/report/test_live.py")
-    if command.arguments[1:] == ["--onnx"]:
-        pytest.skip("tests/project/test_skeleton.py")
-    words = [word.replace("<id>", "mine") for word in arguments_of(command)]
-    words = [word.replace("<other>", "ranks-1").replace("<sweep>", "lr") for word in words]
-    words = [word.replace("/volume/", f"{place}/") for word in words]
-    words = [word.replace("s3://bucket", f"file://{place}/store") for word in words]
-    # As a shell does.
-    globs = {word: sorted(map(str, place.glob(word))) for word in words if "*" in word}
-    words = [found for word in words for found in globs.get(word, [word])]
-    is_script = command.program.endswith(".py")
-    program = [str(ROOT / command.program)] if is_script else ["-m", *command.program.split()]
-    # The runs lie elsewhere, the project here.
-    done = run(*program, *words, cwd=place, SAMESTEP_PROJECT=str(ROOT))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-
-
-FEW = (  # modes and experiments: tests/samestep/with_template/test_modes.py
-    "train.py +model.optimizer.amsgrad=true ~callbacks.predictions",
-)
-
-
-@pytest.mark.parametrize("line", FEW)
-def test_a_few_runs_train_as_printed_but_not_for_long(line: str, tmp_path: Path):
-    printed = {" ".join([command.program, *command.arguments]): command for command in COMMANDS}
-    command = printed[line]
-    quick = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "report=false"]
-    quick += [f"run_root={tmp_path}", *([] if NO_PICTURES in line else [NO_PICTURES])]
-    done = run(command.program, *arguments_of(command), *quick, RUN_ID="mine")
-    assert done.returncode == 0, done.stderr
-    assert "Finished" in done.stdout
-
-
-@of_program("samestep doctor")
-def test_the_doctor_examines_as_printed(command: Command, tmp_path: Path):
-    words = ["-m", *command.words]
-    if command.words[0] == "torchrun":
-        words = ["-m", "torch.distributed.run", *command.words[1:]]
-    done = run(*words, "trainer.accelerator=cpu", f"run_root={tmp_path}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "data" in done.stdout

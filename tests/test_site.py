@@ -1,10 +1,13 @@
 """The documentation site: built strictly, complete, and without a request to another server."""
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,10 +25,32 @@ PUBLIC = (
 )
 
 
+REPOSITORY = "https://host/us"
+
+
+class Found(HTMLParser):
+    """Where a page leads, what it shows, and which places it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.pictures: list[str] = []
+        self.ids = {""}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.ids.add(values.get("id", ""))
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag == "img":
+            self.pictures.append(values["src"])
+
+
 def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     # Not --quiet, with which --strict has no effect.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
-    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "DOCS_REPOSITORY": "https://host/us"}
+    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "DOCS_REPOSITORY": REPOSITORY}
     return subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True)
 
 
@@ -46,8 +71,12 @@ def test_the_site_is_complete(tmp_path: Path):
         'src="img/report.png"',
     ):
         assert link in home
-    for image in re.findall(r'<img [^>]*src="([\w/.]+)"', home):
-        assert (tmp_path / image).is_file(), image
+    found = {path: Found(path.read_text()) for path in pages.values()}
+    for path, page in found.items():
+        for link in [*page.links, *page.pictures]:
+            check_link(path, link, found)
+        # No picture of another server.
+        assert not [picture for picture in page.pictures if "//" in picture]
     loaded = [
         line
         for text in texts.values()
@@ -55,3 +84,30 @@ def test_the_site_is_complete(tmp_path: Path):
         if "canonical" not in line
     ]
     assert loaded == []
+
+
+def check_link(page: Path, link: str, found: dict[Path, Found]) -> None:
+    """Whether a link leads to a file or a place of the site, or to a file of the repository."""
+    target, _, anchor = link.partition("#")
+    if target.startswith(f"{REPOSITORY}/blob/main/"):
+        assert (ROOT / target.removeprefix(f"{REPOSITORY}/blob/main/")).exists(), (page, link)
+    if re.match(r"\w+:", target):
+        return
+    path = (page.parent / target).resolve() if target else page
+    path = path / "index.html" if path.is_dir() else path
+    assert path.is_file(), (page, link)
+    if path in found:
+        assert anchor in found[path].ids, (page, link)
+
+
+def test_without_an_address_files_of_the_repository_are_no_links():
+    spec = importlib.util.spec_from_file_location("pages", ROOT / ".github/pages.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    text = (ROOT / "README.md").read_text()
+    shown = hook.on_page_markdown(text, page, SimpleNamespace(repo_url=""), None)
+    assert "![License: MIT](img/license.svg)\n" in shown
+    assert "[Start](start.md)" in shown
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    assert [link for link in links if "nowhere" in link or "actions" in link] == []
