@@ -188,6 +188,10 @@ def test_the_tour_passes_every_place():
     names = [path.relative_to(ROOT / "src").as_posix() for path in yours]
     names += [path.relative_to(ROOT / "library/src").as_posix() for path in kept]
     assert [name for name in names if name not in tour] == []
+    lengths = re.findall(r"^\| `(\S+\.py)` \| (\d+) \|", tour, re.M)
+    assert len(lengths) == 5
+    for name, length in lengths:
+        assert abs(len((ROOT / name).read_text().splitlines()) - int(length)) <= 3, name
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
