@@ -429,6 +429,11 @@ class Trainer(L.Trainer):
             ):
                 yield
             has_ended = ends_run
+        except stopping.Interrupted:
+            # Not in a hook of the callback: this one may come while they hear of the first.
+            for checkpoints in compat.callbacks_of(self, Checkpoints):
+                checkpoints.note_lost_steps(self)
+            raise
         finally:
             if has_ended:
                 self._flush_copies()

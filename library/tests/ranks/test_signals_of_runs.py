@@ -111,16 +111,28 @@ LONG_VALIDATION = """
 import json, os, sys, time
 from library.tests.kit import Net, batches
 from samestep import Trainer
+from samestep.callbacks.checkpoints import Checkpoints
+from samestep.ranks import stopping
 
 if "RANK" in os.environ and sys.argv[2:] == ["importing"]:
     print("importing", flush=True)
     time.sleep(1000)
 
+is_slow_at_saving = sys.argv[2:] == ["saving"]
+if is_slow_at_saving:
+    commit = Checkpoints._commit
+    def commit_slowly(checkpoints, trainer):
+        if stopping._State.signum:
+            print("committing", flush=True)
+            time.sleep(1000)
+        commit(checkpoints, trainer)
+    Checkpoints._commit = commit_slowly
+
 class Slow(Net):
     def validation_step(self, batch, batch_idx):
         if self.trainer.global_step == 24:
             print("validating", flush=True)
-            time.sleep(1000)
+            time.sleep(1 if is_slow_at_saving else 1000)
 
 options = {"run_dir": "mine", "max_epochs": 9, "accelerator": "cpu"} | json.loads(sys.argv[1])
 options |= {"num_sanity_val_steps": 0, "save_every_s": 1e9, "val_check_interval": 8}
@@ -141,6 +153,16 @@ def test_ctrl_c_is_answered_at_once_and_the_second_one_ends_the_run(
     assert printed.count(STOPPING) == 1
     lost = "Ended without saving. Lost steps: 8, since the checkpoint of step 16.\n"
     assert printed.count(lost) == 1
+    assert state_of(tmp_path) == ("stopped", "a second Ctrl-C")
+
+
+def test_a_second_ctrl_c_while_the_run_saves_says_what_is_lost(tmp_path: Path):
+    run = Run(tmp_path, "1", "saving", script=LONG_VALIDATION)
+    run.wait_for("validating")
+    run.process.send_signal(signal.SIGINT)
+    run.wait_for("committing")
+    run.process.send_signal(signal.SIGINT)
+    assert run.ends_with(130).count(". Lost steps: ") == 1
     assert state_of(tmp_path) == ("stopped", "a second Ctrl-C")
 
 

@@ -37,7 +37,7 @@ from samestep.ranks import compat, environment, stopping
 from samestep.ranks.compat import callbacks_of, read_saver, set_saver
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.requeue import requeue_job
-from samestep.ranks.stopping import Interrupted, Stopped
+from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, record, replication, shards
 from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor, size_of
 from samestep.run.compiled_code import CompiledCode
@@ -280,21 +280,21 @@ class Checkpoints(Checkpoint):
         if not isinstance(exception, Stopped):
             # It may be on one rank only, and committing needs all of them.
             self._keep_written(trainer)
-            if isinstance(exception, Interrupted):
-                print_note(trainer, self._describe_loss(trainer))
             return
         self._commit(trainer)
         print_note(trainer, f"Stopped by {exception.name} after step {trainer.global_step}; saved.")
 
-    def _describe_loss(self, trainer: L.Trainer) -> str:
-        """What a second Ctrl-C costs."""
+    def note_lost_steps(self, trainer: L.Trainer) -> None:
+        """Say what a second Ctrl-C costs."""
         # From the file: the signal may have come in the middle of a save.
         last = manifest.read(self.last)
-        if last is None:
-            return f"Ended without saving. Lost steps: {trainer.global_step}, as none was saved."
-        lost = trainer.global_step - last.global_step
-        place = f"the checkpoint of step {last.global_step}"
-        return f"Ended without saving. Lost steps: {lost}, since {place}."
+        lost, since = trainer.global_step, "as none was saved"
+        if last is not None:
+            lost -= last.global_step
+            since = f"since the checkpoint of step {last.global_step}"
+        # It may also have come when the first one had saved.
+        end = "Ended without saving" if lost else "Ended at once"
+        print_note(trainer, f"{end}. Lost steps: {lost}, {since}.")
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
