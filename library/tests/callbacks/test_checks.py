@@ -27,6 +27,7 @@ from samestep.callbacks.checks import (
     SameWeights,
     UnequalWeightsError,
     check_supported,
+    suggest_monitor,
     sum_of_bits,
 )
 from samestep.errors import ConfigError
@@ -112,6 +113,12 @@ def test_a_wrong_monitor_is_found_before_the_first_step(tmp_path: Path):
         with pytest.raises(ConfigError, match=said):
             fit(tmp_path / "run", make, monitor=monitor, num_sanity_val_steps=1)
         assert not (tmp_path / "run").exists()
+
+
+def test_the_beginning_of_a_name_is_completed():
+    assert suggest_monitor("monitor", "val/iou", ["val/iou_crop", "val/loss"]) == (
+        "monitor=val/iou_crop"
+    )
 
 
 class KnowsSanityChecks(Scores):

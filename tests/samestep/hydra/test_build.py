@@ -142,7 +142,8 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch):
         ("needs", "import not_installed.part", "the module not_installed is missing; if it is a p"),
         ("raises", "x = 1\nx.y", r"AttributeError: .* \(.*/raises.py:2\)"),
         ("typo", "class Net(:", "cannot be imported: SyntaxError: invalid syntax .*line 1"),
-        ("empty", "", "there is no such object"),
+        ("empty", "", "there is no such object$"),
+        ("other", "class Nett: ...", "there is no such object; did you mean own_other.other.Nett"),
     ):
         (tmp_path / f"own_{name}").mkdir()
         (tmp_path / f"own_{name}/__init__.py").touch()

@@ -150,7 +150,9 @@ def suggest_monitor(key: str, monitor: str, logged: list[str]) -> str:
     """The setting that was probably meant: a name like ``monitor``, a loss, or any metric."""
     losses = [name for name in logged if "loss" in name.lower()]
     similar = get_close_matches(monitor, logged, cutoff=0.8)
-    nearest = [*similar, *losses, *logged][0]
+    # val/iou, where validation logs val/iou_crop; their letters are not similar enough.
+    longer = [name for name in logged if name.startswith(monitor)]
+    nearest = [*similar, *longer, *losses, *logged][0]
     suggestion = f"{key}={nearest}"
     # With mode=max, which suits other metrics, the worst loss would be the best.
     if nearest in losses and key.endswith("monitor"):

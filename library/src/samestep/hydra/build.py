@@ -6,9 +6,11 @@ knows.
 
 import inspect
 import logging
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -270,6 +272,11 @@ def locate(target: str, path: str) -> Any:
         return get_object(target)
     except Exception as error:
         why = why_not_located(target, error.__cause__)
+        module, _, name = target.rpartition(".")
+        # Unlike our keys, names in Python differ in their case too.
+        near = get_close_matches(name, getattr(sys.modules.get(module), "__dict__", ()), n=1)
+        if why == NO_SUCH_OBJECT and near:
+            why += f"; did you mean {module}.{near[0]}?"
         raise ConfigError(f"{path}._target_={target}: {why}") from error
 
 
