@@ -167,6 +167,7 @@ addEventListener("load", async () => {
   seen.matrix = [matrix.hovertext[1][0], document.querySelector(".matrix img").hidden];
   set("smoothing", (range) => { range.value = 0.5; });
   seen.smooth = first.data[1].y;
+  seen.behind = [first.data[0].y, first.data[0].opacity < 0.5];
   await Plotly.relayout(first, { "xaxis.range[0]": 1.5, "xaxis.range[1]": 2.5 });
   seen.zoomed = [first.layout.xaxis.range, first.layout.xaxis.tickmode];
   document.getElementById("reset").click();
@@ -229,6 +230,7 @@ def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_pa
     assert seen["png"] == "data:image/png;"
     assert seen["matrix"] == ["truth dog, guess cat: 1 of 5 (20.0 %)", True]
     assert seen["smooth"] == pytest.approx([1, 2 / 3, 10 / 21], abs=1e-5)
+    assert seen["behind"] == [[1, 0.5, 0.333333], True], "the raw curve"
     assert seen["zoomed"] == [[1.5, 2.5], "auto"]
     assert seen["reachableButHidden"] == 0
     assert not seen["wide"]
@@ -308,6 +310,15 @@ addEventListener("load", async () => {
   seen.ticked = [ticked.size, document.querySelectorAll("#list input:checked").length, numCurves()];
   seen.isSameRow = document.contains(first);
   seen.lines = document.querySelector(".parallel").data.length;
+  const { data } = document.querySelector(".plot");
+  seen.markers = data.filter((trace) => trace.mode.includes("markers")).length;
+  const boxOf = (element) => element.getBoundingClientRect();
+  const lastHead = boxOf(document.querySelector("#list thead th:last-child"));
+  // A wide table scrolls; on a phone all headings must be in sight.
+  const isInside = lastHead.left >= 0 && (innerWidth > 640 || lastHead.right <= innerWidth);
+  seen.canSort = isInside && lastHead.bottom <= boxOf(first.parentElement.rows[0]).top + 1;
+  const [left, right] = document.querySelectorAll(".parallel .annotation-text");
+  seen.axesOverlap = boxOf(left).right > boxOf(right).left;
   seen.filtered = [say("lr=0.5 seed-1"), say("baseline").length, say("failed"), say("nothing")];
   say("");
   document.querySelector("[data-sort=best]").click();
@@ -358,7 +369,8 @@ def test_clicks_on_a_long_list_are_kept_while_it_is_refreshed(tmp_path: Path, wi
         run_dir = make_run(tmp_path / "runs" / name, seed=number % 2, lr=0.5 + number // 2)
         tags = ["baseline"] * (number < 3)
         state = record.FAILED if number == 7 else record.FINISHED
-        record.update(run_dir, state, best=number / 20, tags=tags)
+        monitor = "val/other" if number == 7 else "val/score"
+        record.update(run_dir, state, best=number / 20, tags=tags, monitor=monitor)
 
     class Watched(live.Handler):
         def _send_text(self, content_type: str, text: str) -> None:
@@ -372,7 +384,10 @@ def test_clicks_on_a_long_list_are_kept_while_it_is_refreshed(tmp_path: Path, wi
     prefix = "digits-cnn-with-a-longer-name"
     assert seen["ticked"] == [20, 21, 20], "the box for all, too"
     assert seen["isSameRow"], "a click on a row that is replaced would be lost"
-    assert seen["lines"] == 20
+    assert seen["lines"] == 19, "values of another metric have no place on its axis"
+    assert seen["markers"] == 0, "points and stars would hide 20 curves"
+    assert seen["canSort"]
+    assert not seen["axesOverlap"]
     assert seen["filtered"] == [
         [f"{prefix}-1-seed-1"], 3, [f"{prefix}-7-seed-1"], [],
         [["state finished: 3 runs", "3 finished", mean_over([0, 1, 2])]],

@@ -37,6 +37,17 @@ def test_without_typed_keys_any_key_is_a_column(tmp_path: Path):
     assert described(tmp_path)[0] == ["model.optimizer.lr", "seed"]
 
 
+def test_keys_of_single_runs_do_not_hide_those_of_many(tmp_path: Path):
+    letters = "abcdefghij"
+    for number, letter in enumerate(letters):
+        typed = {letter: "the command line", "seed": "the command line"}
+        run_dir = make_run(tmp_path / letter, seed=number, overridden=typed)
+        with (run_dir / "config.yaml").open("a") as file:
+            file.writelines(f"{other}: {int(other == letter)}\n" for other in letters)
+    columns, _ = described(tmp_path)
+    assert columns == ["seed", *letters[: overview.MAX_COLUMNS - 1]]
+
+
 def test_seeds_of_one_configuration_have_their_mean(tmp_path: Path):
     for seed, best in enumerate((0.5, 0.75, 0.625)):
         record.update(
