@@ -317,8 +317,10 @@ addEventListener("load", async () => {
   // A wide table scrolls; on a phone all headings must be in sight.
   const isInside = lastHead.left >= 0 && (innerWidth > 640 || lastHead.right <= innerWidth);
   seen.canSort = isInside && lastHead.bottom <= boxOf(first.parentElement.rows[0]).top + 1;
-  const [left, right] = document.querySelectorAll(".parallel .annotation-text");
-  seen.axesOverlap = boxOf(left).right > boxOf(right).left;
+  const titles = [...document.querySelectorAll(".parallel .annotation-text")].filter(
+    (text) => text.textContent.endsWith("_key"));
+  seen.titles = titles.map((text) => text.textContent);
+  seen.doTitlesOverlap = boxOf(titles[0]).right > boxOf(titles[1]).left;
   seen.filtered = [say("lr=0.5 seed-1"), say("baseline").length, say("failed"), say("nothing")];
   say("");
   document.querySelector("[data-sort=best]").click();
@@ -367,6 +369,8 @@ def test_clicks_on_a_long_list_are_kept_while_it_is_refreshed(tmp_path: Path, wi
     for number in range(20):
         name = f"digits-cnn-with-a-longer-name-{number}-seed-{number % 2}"
         run_dir = make_run(tmp_path / "runs" / name, seed=number % 2, lr=0.5 + number // 2)
+        with (run_dir / "config.yaml").open("a") as file:
+            file.write(f"first_other_key: {number // 2}\nsecond_other_key: {number // 2}\n")
         tags = ["baseline"] * (number < 3)
         state = record.FAILED if number == 7 else record.FINISHED
         monitor = "val/other" if number == 7 else "val/score"
@@ -387,7 +391,8 @@ def test_clicks_on_a_long_list_are_kept_while_it_is_refreshed(tmp_path: Path, wi
     assert seen["lines"] == 19, "values of another metric have no place on its axis"
     assert seen["markers"] == 0, "points and stars would hide 20 curves"
     assert seen["canSort"]
-    assert not seen["axesOverlap"]
+    assert seen["titles"] == ["first_other_key", "second_other_key"]
+    assert not seen["doTitlesOverlap"]
     assert seen["filtered"] == [
         [f"{prefix}-1-seed-1"], 3, [f"{prefix}-7-seed-1"], [],
         [["state finished: 3 runs", "3 finished", mean_over([0, 1, 2])]],

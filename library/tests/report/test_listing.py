@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import time
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -32,12 +33,14 @@ def test_each_run_has_a_line(tmp_path: Path):
     evicted = make_run(tmp_path / "evicted")
     record.update(evicted, record.STOPPED, "SIGTERM", best=None, tags=["first", "try"])
     record.update(make_run(tmp_path / "killed"), record.RUNNING)
+    pruned = f"{record.PRUNED} after validation 3"
+    record.update(make_run(tmp_path / "trial"), record.STOPPED, pruned)
     (tmp_path / "no-run").mkdir()
     (tmp_path / "multirun.yaml").touch()
     heading, *lines = listed(tmp_path)
     assert heading.split() == ["run", "state", "best", "epochs", "tags", "seen"]
     lines = {line.split()[0]: line for line in lines}
-    assert lines.keys() == {"done", "bad", "evicted", "killed"}
+    assert lines.keys() == {"done", "bad", "evicted", "killed", "trial"}
     assert "finished  " in lines["done"]
     assert "0.7000 val/score  3 " in lines["done"]
     assert "failed: no space left on xxx" in lines["bad"]
@@ -46,7 +49,11 @@ def test_each_run_has_a_line(tmp_path: Path):
     assert "  first try  " in lines["evicted"]
     assert "val/score" not in lines["evicted"]
     assert "stopped: killed, or its machine was lost" in lines["killed"]
-    assert all(time.strftime("  %Y-%m-%d %H:") in line for line in lines.values())
+    assert "  pruned after validation 3  " in lines["trial"]
+    assert "stopped" not in lines["trial"]
+    for line in lines.values():
+        assert time.strftime("  %Y-%m-%d %H:") in line
+        assert re.search(r" \d\d:\d\d:\d\d[+-]\d\d:\d\d$", line), "with its time zone"
     found = {run["name"]: run for run in json.loads("".join(listed(tmp_path, "--json")))}
     assert found["evicted"]["tags"] == ["first", "try"]
     assert found["done"]["starts"][-1]["hostname"] == "node"

@@ -54,6 +54,11 @@ def test_the_list_and_the_curves_follow_the_runs(served: tuple[Path, str]):
     assert (run["state"], run["tags"]) == ("failed: no space <left>", ["first"])
     assert "&#34;x&#34;: [10, 20, 30, 40]" in data["charts"]
     assert data["comparison"] == ""
+    # A run writes its curves more often than its record.
+    with (folder / "one/metrics.csv").open("a") as file:
+        file.write("4,49,0.125,,,,,\n")
+    data = json.loads(ask(f"{address}/data?run=one"))
+    assert "&#34;x&#34;: [10, 20, 30, 40, 50]" in data["charts"]
 
 
 def test_ticked_runs_are_compared(served: tuple[Path, str]):

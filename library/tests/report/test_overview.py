@@ -18,6 +18,9 @@ def test_columns_are_what_differs(tmp_path: Path):
     typed = {"model.optimizer.lr": "the command line", "notes": "the command line"}
     make_run(tmp_path / "one", lr=0.5, overridden=typed)
     make_run(tmp_path / "two", seed=1)
+    for name in ("one", "two"):
+        with (tmp_path / name / "config.yaml").open("a") as file:
+            file.write(f"notes: of {name}\n")
     columns, runs = described(tmp_path)
     # What was typed comes before what only differs, and a name is no difference.
     assert columns == ["model.optimizer.lr"]

@@ -50,6 +50,7 @@ def test_the_mean_of_the_last_epoch_is_beside_that_of_its_validation():
     last = first | {"train/loss_epoch": 2.0, "val/loss": 3.0, "train/penalty_loss": 1.0}
     rows = [step, first, step, last, {"test/loss": 6.0}]
     assert show_last_losses(rows) == {"last epoch": "train/loss 2.000, val/loss 3.000"}
+    assert show_last_losses([dict(reversed(last.items()))]) == show_last_losses(rows)
     forked = {"train_loss_step": 9.0, "train_loss_epoch": 2.0, "val_loss": 3.0, "time/epoch_s": 1.0}
     assert show_last_losses([forked]) == {"last epoch": "train_loss 2.000, val_loss 3.000"}
     # Without a validation there is nothing to compare, and without an epoch no mean.

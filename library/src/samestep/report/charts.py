@@ -129,12 +129,17 @@ def make_chart(
     title: str, columns: Sequence[Column], ends: Mapping[Path, dict[str, list[float]]]
 ) -> Chart:
     """A chart over the epochs, or over the steps if an epoch has several values."""
-    runs = [*dict.fromkeys(column.run.run_dir for column in columns)]
-    # One axis for all curves: a chart cannot have epochs for one of them and steps for another.
-    is_over_epochs = all(column.is_over_epochs for column in columns)
-    axis = "epoch" if is_over_epochs else "step"
-    curves = [make_curve(column, runs.index(column.run.run_dir)) for column in columns]
-    return Chart(title, axis, curves, [ends[run_dir] for run_dir in runs])
+    axis = "epoch"
+    curves = []
+    ends_of_runs: dict[Path, dict[str, list[float]]] = {}
+    for column in columns:
+        # One axis for all curves: a chart cannot have epochs for one of them and steps for another.
+        if not column.is_over_epochs:
+            axis = "step"
+        run_dir = column.run.run_dir
+        ends_of_runs[run_dir] = ends[run_dir]
+        curves.append(make_curve(column, list(ends_of_runs).index(run_dir)))
+    return Chart(title, axis, curves, list(ends_of_runs.values()))
 
 
 def make_curve(column: Column, run: int) -> dict[str, Any]:
@@ -154,10 +159,13 @@ def make_curve(column: Column, run: int) -> dict[str, Any]:
     if is_result(column.name) and not column.mean:
         best = ends.get(column.run.status.best_epoch)
     shown = thin_out(column.rows)
-    # metrics.csv counts steps from 0, the page from 1.
-    x = [int(row["step"]) + 1 for row in shown]
-    # Places that a screen cannot show would only make the page larger.
-    y = [float(f"{row[column.name]:.{PRECISION}g}") for row in shown]
+    x = []
+    y = []
+    for row in shown:
+        # metrics.csv counts steps from 0, the page from 1.
+        x.append(int(row["step"]) + 1)
+        # Places that a screen cannot show would only make the page larger.
+        y.append(float(f"{row[column.name]:.{PRECISION}g}"))
     return {"name": column.curve, "mean": column.mean, "run": run, "best": best, "x": x, "y": y}
 
 
@@ -166,12 +174,19 @@ def ends_of(run: Run) -> dict[str, list[float]]:
 
     The page draws any curve over any of these axes, with straight lines between the ends.
     """
-    rows = [row for row in run.rows if "epoch" in row and not all(map(is_of_test, names_of(row)))]
-    # An epoch that is not over has no time. A file of another origin may have none at all.
-    rows = [row for row in rows if TIME in row] or rows
+    rows = []
+    timed = []
+    for row in run.rows:
+        # The row of the test belongs to no epoch of the training.
+        if "epoch" not in row or all(map(is_of_test, names_of(row))):
+            continue
+        rows.append(row)
+        if TIME in row:
+            timed.append(row)
     seconds = 0.0
     by_epoch: dict[float, dict[str, float]] = {}
-    for row in rows:
+    # An epoch that is not over has no time. A file of another origin may have none at all.
+    for row in timed or rows:
         seconds += row.get(TIME, 0.0)
         epoch = row["epoch"] + 1
         by_epoch[epoch] = {"epoch": epoch, "step": row["step"] + 1, "time": round(seconds, 3)}

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_json()
     arguments = parser.parse(argv)
     environment.limit_threads()
-    runs = [read_run(path) for path in find_runs(arguments.runs)]
+    runs = list(map(read_run, find_runs(arguments.runs)))
     tables = compare(runs)
     if arguments.json:
         print(json.dumps(as_json(tables), indent=2))
@@ -85,7 +85,7 @@ def compare(runs: Sequence[Run]) -> Tables:
     the same seeds, by the mean of the differences of each seed.
     """
     groups = group_runs(runs)
-    names = [name_of(group) for group in groups]
+    names = list(map(name_of, groups))
     heading = [Cell(), *map(Cell, names)]
     gaps = [Cell(f"{name} - {names[0]}") for name in names[1:]]
     return {
@@ -146,16 +146,23 @@ def name_of(group: Group) -> str:
 
 def rows_of_facts(groups: Sequence[Group]) -> list[list[Cell]]:
     """The facts of each group; a row without any, such as the notes, is left out."""
-    return [row for row in make_rows(groups, facts_of) if any(row[1:])]
+    known = []
+    for row in make_rows(groups, facts_of):
+        if any(row[1:]):
+            known.append(row)
+    return known
 
 
 def rows_of_differences(groups: Sequence[Group]) -> list[list[Cell]]:
     """The values of the configuration that are not the same in all groups, sorted by their keys."""
-    rows = make_rows(groups, lambda run: run.values)
-    different = [row for row in rows if len(set(row[1:])) > 1]
+    different = []
+    for row in make_rows(groups, lambda run: run.values):
+        _, *cells = row
+        if len(set(cells)) > 1:
+            different.append(row)
     if not different:
         # An empty table could also mean that no configuration was read.
-        return [[Cell("nothing"), *(Cell() for _ in groups)]]
+        return [[Cell("nothing"), *[Cell()] * len(groups)]]
     return sorted(different)
 
 
@@ -165,8 +172,9 @@ def rows_of_metrics(groups: Sequence[Group], runs: Sequence[Run]) -> list[list[C
     for number, group in enumerate(groups):
         for seeds, run in group.items():
             for name, value in metrics_of(run).items():
-                by_group = values.setdefault(name, [{} for _ in groups])
-                by_group[number][seeds] = value
+                if name not in values:
+                    values[name] = [{} for _ in groups]
+                values[name][number][seeds] = value
     rows = []
     # What was learned comes first, then what it cost.
     for name in sorted(values, key=lambda name: (is_cost(name), name)):
@@ -241,7 +249,7 @@ def make_rows(
     described = []
     keys: dict[str, None] = {}
     for group in groups:
-        of_group = [describe(run) for run in group.values()]
+        of_group = list(map(describe, group.values()))
         described.append(of_group)
         for values in of_group:
             keys |= dict.fromkeys(values)
@@ -315,8 +323,11 @@ def compare_metric(name: str, groups: Sequence[BySeed], directions: Sequence[int
 
 def largest_of(*groups: BySeed) -> float:
     """The largest size of a value."""
-    sizes = [abs(value) for values in groups for value in values.values()]
-    return max(sizes, default=0.0)
+    largest = 0.0
+    for values in groups:
+        for value in values.values():
+            largest = max(largest, abs(value))
+    return largest
 
 
 def mark_extreme(cells: Sequence[Cell], direction: int) -> None:

@@ -174,12 +174,17 @@ def read_drawing(path: Path) -> dict[str, Any]:
     # An empty file has no heading, and a cell may be longer than a reader accepts.
     except (ValueError, csv.Error):
         return {}
-    rows = [row for row in rows if len(row) == len(heading)]
+    whole = []
+    numbers = []
+    for row in rows:
+        # A file that is being written has a last row without its end.
+        if len(row) == len(heading):
+            whole.append(row)
+            numbers += row[1:]
     if "picture" in heading:
-        return find_tiles(heading, rows)
-    numbers = [cell for row in rows for cell in row[1:]]
+        return find_tiles(heading, whole)
     if numbers and all(map(str.isdecimal, numbers)):
-        return {"rows": [heading, *rows]}
+        return {"rows": [heading, *whole]}
     return {}
 
 
@@ -188,8 +193,10 @@ def find_tiles(heading: list[str], rows: Sequence[list[str]]) -> dict[str, Any]:
     column = heading.index("picture")
     tiles = []
     for row in rows:
-        words = [f"{name} {cell}" for name, cell in zip(heading, row, strict=True)]
-        del words[column]
+        words = []
+        for name, cell in zip(heading, row, strict=True):
+            if name != "picture":
+                words.append(f"{name} {cell}")
         # Any other address would make the page ask a server.
         if row[column].startswith("data:"):
             tiles.append((row[column], ", ".join(words)))

@@ -62,9 +62,14 @@ class Grid:
 
     def best(self) -> record.Record | None:
         """The record of the run with the best value, if all have the same monitor."""
-        statuses = [status for status in self.records.values() if status.best is not None]
+        statuses = []
+        goals = set()
+        for status in self.records.values():
+            if status.best is not None:
+                statuses.append(status)
+                goals.add((status.monitor, status.mode))
         # Values of different metrics cannot be compared.
-        if len({(status.monitor, status.mode) for status in statuses}) != 1:
+        if len(goals) != 1:
             return None
         choose = min if statuses[0].mode == "min" else max
         return choose(statuses, key=lambda status: status.best or 0)
@@ -99,9 +104,11 @@ def compare_values(grid: Grid) -> Tables:
     Only finished runs count.
     """
     keys, groups = group_by_values(grid.values)
-    runs = {run_id: read_run(grid.folder.parent.parent / run_id) for run_id in grid.finished}
+    runs = {}
+    for run_id in grid.finished:
+        runs[run_id] = read_run(grid.folder.parent.parent / run_id)
     names = choose_metrics([*runs.values()])
-    rows = [[Cell(key) for key in (*keys, "runs", *names)]]
+    rows = []
     for combination, run_ids in groups.items():
         finished = [runs[run_id] for run_id in run_ids if run_id in runs]
         values = dict(combination)
@@ -110,10 +117,11 @@ def compare_values(grid: Grid) -> Tables:
         rows.append([*row, *estimate_metrics(finished, names)])
     # Behind the values and the number of runs.
     for column, name in enumerate(names, start=len(keys) + 1):
-        cells = [row[column] for row in rows[1:]]
-        if any(cell.estimate for cell in cells):
+        cells = [row[column] for row in rows if row[column].estimate]
+        if cells:
             mark_extreme(cells, direction_of(name, [*runs.values()]))
-    return {f"Grid {grid.name}": rows}
+    heading = list(map(Cell, (*keys, "runs", *names)))
+    return {f"Grid {grid.name}": [heading, *rows]}
 
 
 Combination = tuple[tuple[str, str], ...]

@@ -83,7 +83,8 @@ def print_grid(grid: grids.Grid, *, as_plain: bool) -> None:
         heading, *cells = rows
         values = []
         for row in cells:
-            values.append({name: cell.plain() for name, cell in zip(heading, row, strict=True)})
+            plain = [cell.plain() for cell in row]
+            values.append(dict(zip(heading, plain, strict=True)))
         print(json.dumps({"runs": plain_runs(grid.records), "values": values}, indent=2))
         return
     print_table(rows_of(grid.records))
@@ -93,7 +94,9 @@ def print_grid(grid: grids.Grid, *, as_plain: bool) -> None:
 
 def print_times(folder: Path, found: dict[str, record.Record], *, as_plain: bool) -> None:
     """Print the account of each run, and of all together; causes in percent of the seconds."""
-    accounts = {name: wall_time.account_of(folder / name, found[name]) for name in found}
+    accounts = {}
+    for name, status in found.items():
+        accounts[name] = wall_time.account_of(folder / name, status)
     total = wall_time.add_up(accounts.values())
     if as_plain:
         runs = [{"name": name} | account.plain() for name, account in accounts.items()]
@@ -198,7 +201,7 @@ def shrink(heading: Sequence[str], widths: Sequence[int], columns: int) -> list[
             continue
         number = heading.index(name)
         # Two spaces between two columns.
-        gaps = 2 * (sum(width > 0 for width in narrow) - 1)
+        gaps = 2 * (len(narrow) - narrow.count(0) - 1)
         excess = sum(narrow) + gaps - columns
         if excess > 0:
             narrow[number] = min(narrow[number], max(least, narrow[number] - excess))
@@ -220,7 +223,7 @@ def cut(text: str, width: int) -> str:
 
 def rows_of(found: dict[str, record.Record]) -> list[tuple[str, ...]]:
     """The cells of each run."""
-    return [describe(name, status) for name, status in found.items()]
+    return list(itertools.starmap(describe, found.items()))
 
 
 def describe(name: str, status: record.Record) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The list of runs for the live page: what differs between them, and repeats with their mean."""
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -48,7 +49,7 @@ def describe_runs(folder: Path, found: Mapping[str, record.Record]) -> dict[str,
             {
                 "name": name, "state": state, "best": status.best, "shown_best": best,
                 "monitor": status.monitor, "mode": status.mode, "epochs": epochs,
-                "tags": [str(tag) for tag in status.tags], "grid": grid_of.get(name, ""),
+                "tags": list(map(str, status.tags)), "grid": grid_of.get(name, ""),
                 "time": time, "values": values, "repeats": names, "mean": mean,
             }
         )  # fmt: skip
@@ -84,14 +85,13 @@ def read_unchanged(run_dir: Path, changed_ns: int) -> Known:
 
 def choose_columns(known: Mapping[str, Known], found: Mapping[str, record.Record]) -> list[str]:
     """The keys that differ: those that were set for one of the runs, otherwise any."""
-    num_set: dict[str, int] = {}
+    # A Counter keeps the order in which keys were met.
+    num_set: Counter[str] = Counter()
     for status in found.values():
-        for key in status.start.get("overridden") or {}:
-            num_set[key] = num_set.get(key, 0) + 1
-    num_known: dict[str, int] = {}
+        num_set.update(list(status.start.get("overridden") or {}))
+    num_known: Counter[str] = Counter()
     for run in known.values():
-        for key in run.values:
-            num_known[key] = num_known.get(key, 0) + 1
+        num_known.update(list(run.values))
     for counts in (num_set, num_known):
         # Names, paths and display options differ between all runs.
         differing = [key for key in counts if is_column(key, known)]
@@ -107,7 +107,8 @@ def is_column(key: str, known: Mapping[str, Known]) -> bool:
     if scope_of(key) >= KeyScope.COSMETIC:
         return False
     # Runs of another program do not have the key, which says nothing about the others.
-    return len({value_of(run, key) for run in known.values()} - {""}) > 1
+    values = {value_of(run, key) for run in known.values()}
+    return len(values - {""}) > 1
 
 
 def value_of(run: Known, key: str) -> str:

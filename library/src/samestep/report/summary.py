@@ -69,12 +69,16 @@ def facts_of(run: Run) -> dict[str, str]:
     seconds = run.final_metrics.get("time/total_s")
     if seconds:
         facts["training time"] = f"{seconds:,.1f} s"
-    slow = [f"{entry.get('rank')} ({entry.get('cause')})" for entry in run.status.slow_ranks]
+    # Each start names a slow rank again.
+    slow: dict[str, None] = {}
+    for entry in run.status.slow_ranks:
+        slow[f"{entry.get('rank')} ({entry.get('cause')})"] = None
     if slow:
-        facts["slow ranks"] = ", ".join(dict.fromkeys(slow))
-    notes = [repeat["note"] for repeat in run.status.repeats if repeat.get("result") == DIFFERENT]
-    if notes:
-        facts["repeated steps"] = notes[0]
+        facts["slow ranks"] = ", ".join(slow)
+    for repeat in run.status.repeats:
+        # The first difference explains the later ones.
+        if repeat.get("result") == DIFFERENT:
+            facts.setdefault("repeated steps", repeat["note"])
     return facts | show_speeds(run) | show_usage(run)
 
 
@@ -93,13 +97,15 @@ def describe_repeat(repeat: Mapping[str, Any]) -> str:
 
 def show_last_losses(rows: metrics.Rows) -> dict[str, str]:
     """The losses of the last epoch, each a mean: of training, and of validation beside it."""
-    ends = [row for row in rows if "time/epoch_s" in row]
-    if not ends:
-        return {}
+    last: dict[str, float] = {}
+    for row in rows:
+        # The row that ends an epoch has its time.
+        if "time/epoch_s" in row:
+            last = row
     means = {}
-    for name, value in ends[-1].items():
+    for name, value in last.items():
         # A loss that is logged per step has the last step here, and its mean beside it.
-        if f"{name}_epoch" not in ends[-1]:
+        if f"{name}_epoch" not in last:
             means[name.removesuffix("_epoch")] = value
     for name in sorted(means):
         partner = name.replace("train", "val", 1)
@@ -153,8 +159,10 @@ def resume_command(config: Mapping[str, Any], run_dir: Path, num_epochs: int | N
     arguments: list[str] = []
     command = status.start.get("command")
     if isinstance(command, list):
-        # The name is before the command: a typed one would win, also where the run has moved.
-        arguments = [str(word) for word in command[1:] if not str(word).startswith("run_id=")]
+        for word in map(str, command[1:]):
+            # The name is before the command: a typed one would win, also where the run has moved.
+            if not word.startswith("run_id="):
+                arguments.append(word)
     if num_epochs:
         arguments = raise_limits(arguments, config, num_epochs)
     program = ["samestep", "launch"] if is_launched(config) else ["python", "train.py"]

@@ -32,12 +32,16 @@ class Account(NamedTuple):
     @property
     def goodput(self) -> float:
         """The fraction of the time in which steps were trained for the first time."""
-        return self.seconds[TRAINING] / self.total_s if self.total_s else 0.0
+        # A run without an account, or one that has just begun.
+        if not self.total_s:
+            return 0.0
+        return self.seconds[TRAINING] / self.total_s
 
     def percent(self) -> dict[str, float]:
         """The causes that took time, in percent of all."""
         found = {}
         for cause, seconds in self.seconds.items():
+            # Most runs never compile, and many never search for a checkpoint.
             if seconds > 0:
                 found[cause] = 100 * seconds / self.total_s
         return found
@@ -67,6 +71,7 @@ def account_of(run_dir: Path, known: record.Record) -> Account:
         for cause, spent in start.seconds.items():
             seconds[cause] += spent
         seconds[AWAY] += start.away
+        # Ranks wait for each other, so each has its device as long as the run.
         # Also while it imports, waits or stops: nobody else has the device then.
         hours = start.num_ranks * (start.ended - start.began) / HOUR_S
         if start.device == "cpu":
@@ -81,6 +86,7 @@ def add_up(accounts: Iterable[Account]) -> Account:
     """One account of several runs."""
     total = Account({})
     for account in accounts:
+        # A run of an earlier version has no seconds, so the causes are those met so far.
         seconds = dict(total.seconds)
         for cause, spent in account.seconds.items():
             seconds[cause] = seconds.get(cause, 0.0) + spent
