@@ -184,7 +184,8 @@ addEventListener("load", async () => {
   };
   seen.words = [...document.querySelectorAll("tr code, .key li, .timeline time")].map(
     (word) => [word.textContent.trim(), isBroken(word)]);
-  document.body.dataset.seen = JSON.stringify(seen);
+  seen.width = innerWidth;
+  parent.postMessage(JSON.stringify(seen), "*");
 });
 </script>"""
 
@@ -205,7 +206,9 @@ def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_pa
     (run_dir / "predictions/counts.csv").write_text("truth / guess,cat,dog\ncat,3,1\ndog,1,4\n")
     path = page.write(run_dir)
     path.write_text(path.read_text().replace("</body>", f"{WATCHED}</body>"))
-    seen = seen_in(visit(tmp_path, path.as_uri(), f"--window-size={width},900"))
+    frame = tmp_path / "frame.html"
+    frame.write_text(frame_of(path.as_uri(), width))
+    seen = look(tmp_path, frame.as_uri(), width)
     charts = ["loss", "score", "lr", "points_per_second", "time/epoch_s"]
     assert seen["titles"] == [*charts, "counts.png"]
     assert seen["ticks"] == ["1", "2", "3"]
@@ -358,7 +361,8 @@ addEventListener("load", async () => {
   say("");
   groupedBy("");
   seen.ungrouped = names().length;
-  document.body.dataset.seen = JSON.stringify(seen);
+  seen.width = innerWidth;
+  parent.postMessage(JSON.stringify(seen), "*");
 });
 </script>"""
 
@@ -377,13 +381,19 @@ def test_clicks_on_a_long_list_are_kept_while_it_is_refreshed(tmp_path: Path, wi
         record.update(run_dir, state, best=number / 20, tags=tags, monitor=monitor)
 
     class Watched(live.Handler):
+        def do_GET(self) -> None:
+            if self.path == "/frame":
+                super()._send_text("text/html", frame_of("/", width))
+            else:
+                super().do_GET()
+
         def _send_text(self, content_type: str, text: str) -> None:
             super()._send_text(content_type, text.replace("</body>", f"{CLICKED}</body>"))
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Watched, tmp_path / "runs")) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/"
-        seen = seen_in(visit(tmp_path, address, f"--window-size={width},900"))
+        address = f"http://127.0.0.1:{server.server_port}/frame"
+        seen = look(tmp_path, address, width)
         server.shutdown()
     prefix = "digits-cnn-with-a-longer-name"
     assert seen["ticked"] == [20, 21, 20], "the box for all, too"
@@ -434,9 +444,21 @@ def visit(tmp_path: Path, address: str, *flags: str) -> str:
     return shown.stdout
 
 
-def seen_in(dom: str) -> dict[str, Any]:
-    """What WATCHED has seen."""
-    return json.loads(html.unescape(re.search('data-seen="([^"]*)"', dom)[1]))
+def frame_of(address: str, width: int) -> str:
+    """A page with another one in a frame: a window of Chromium has at least 500 pixels."""
+    return (
+        f'<body><iframe src="{address}" width="{width}" height="900" style="border: 0"></iframe>'
+        '<script>addEventListener("message", (event) => {'
+        " document.body.dataset.seen = event.data; });</script>"
+    )
+
+
+def look(tmp_path: Path, address: str, width: int) -> dict[str, Any]:
+    """What the script in the framed page has seen at this width."""
+    dom = visit(tmp_path, address, "--window-size=1300,1000")
+    seen = json.loads(html.unescape(re.search('data-seen="([^"]*)"', dom)[1]))
+    assert seen["width"] == width
+    return seen
 
 
 def mean_of(picture: Path) -> float:
