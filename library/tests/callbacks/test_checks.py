@@ -1,6 +1,7 @@
 """What could not resume, or would be wrong without anybody noticing, is rejected."""
 
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
+    EarlyStopping,
     LearningRateFinder,
     ModelPruning,
     OnExceptionCheckpoint,
@@ -149,6 +151,28 @@ def test_metrics_of_the_sanity_check_are_no_candidates(tmp_path: Path, kind: typ
     # A wrong one is found by the first validation of its own.
     with pytest.raises(ConfigError, match=r"^monitor=val/scores: the run logs .*val/score$"):
         fit(tmp_path / "wrong", make, monitor="val/scores", **options)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "remedy"),
+    [
+        ("val/IoU", "min", "a higher one is better, set mode=max"),
+        ("val_loss", "max", "a lower one is better, set mode=min"),
+        ("val/f1", "max", None), ("val_loss", "min", None), ("val/score", "min", None),
+        # By its name alone it may be either.
+        ("iou_loss", "max", None), ("iou_loss", "min", None),
+    ],
+)  # fmt: skip
+def test_a_mode_that_keeps_the_worst_is_named(tmp_path: Path, capsys, monitor, mode, remedy):
+    class Logs(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log(monitor, 1.0)
+
+    stopping = EarlyStopping("val_acc", mode="min", strict=False)
+    fit(tmp_path, Logs, monitor=monitor, mode=mode, max_epochs=1, callbacks=lambda: [stopping])
+    notes = re.findall("Note: the .*est .* counts as .*", capsys.readouterr().out)
+    assert notes.pop().endswith("if a higher one is better, set EarlyStopping.mode=max")
+    assert [remedy in note for note in notes] == ([True] if remedy else [])
 
 
 def test_a_monitor_of_training_is_not_rejected(tmp_path: Path):

@@ -1,9 +1,9 @@
 """Rejects what could not resume exactly, or would be wrong without anybody noticing.
 
 ``check_supported`` names callbacks of Lightning, ``check_accumulation`` a loader that cuts steps
-differently than the Trainer, ``MonitorCheck`` a metric that is never logged, ``SameSubsets``
-training samples that are chosen again and otherwise, and ``SameWeights``
-ranks that train different models.
+differently than the Trainer, ``MonitorCheck`` a metric that is never logged or whose worst value
+would be the best one, ``SameSubsets`` training samples that are chosen again and otherwise, and
+``SameWeights`` ranks that train different models.
 """
 
 import re
@@ -31,10 +31,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DistributedSampler, Subset
 
+from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.notes import join_names, print_note
 from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.errors import ConfigError, RunError
-from samestep.option_names import setting
+from samestep.option_names import option, setting
 from samestep.ranks import compat, devices
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import ShardedStrategy
@@ -52,6 +53,15 @@ UNSUPPORTED: dict[type[L.Callback], str] = {
     "Checkpoints saves what is needed to resume",
     SpikeDetection: "its state cannot be saved (Lightning 2.6); LossGuard watches the gradients",
 }
+
+SCORES = (
+    "acc", "accuracy", "ap", "auc", "auroc", "bleu", "dice", "f1", "iou", "jaccard", "map", "miou",
+    "psnr", "r2", "recall", "rouge", "ssim",
+)  # fmt: skip
+LOSSES = (
+    "cer", "error", "fid", "loss", "mae", "mse", "nll", "perplexity", "ppl", "rmse", "wer",
+)  # fmt: skip
+"""Words in the name of a metric: of scores the highest is the best one, of losses the lowest."""
 
 # Integers of the same size as a float, to compare its bits.
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -100,6 +110,19 @@ class MonitorCheck(L.Callback):
     def __init__(self, monitors: Mapping[str, str]) -> None:
         self.monitors = dict(monitors)
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Name each monitor whose ``mode`` looks like the opposite of what was meant."""
+        told = set()
+        # The run's own first, because early stopping usually refers to it.
+        savers = compat.callbacks_of(trainer, Checkpoints)
+        for callback in [*savers, *compat.callbacks_of(trainer, L.Callback)]:
+            monitor, mode = getattr(callback, "monitor", None), getattr(callback, "mode", None)
+            if not isinstance(monitor, str) or mode not in OPPOSITES or monitor in told:
+                continue
+            if is_opposite(monitor, mode):
+                told.add(monitor)
+                print_note(trainer, explain_mode(callback, monitor, mode))
+
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find out whether the module logs something else in this first validation."""
         compat.watch_sanity_checks()
@@ -144,6 +167,28 @@ class MonitorCheck(L.Callback):
             if monitor not in logged and is_of_validation:
                 wrong[key] = monitor
         return wrong
+
+
+OPPOSITES = {"min": "max", "max": "min"}
+
+
+def is_opposite(monitor: str, mode: str) -> bool:
+    """Whether a metric with this name is one of which the other end is the best."""
+    words = re.split(r"[^a-z0-9]+", monitor.lower())
+    is_score = not set(SCORES).isdisjoint(words)
+    is_loss = not set(LOSSES).isdisjoint(words)
+    # Of iou_loss nobody knows by its name alone.
+    return is_score != is_loss and is_score == (mode == "min")
+
+
+def explain_mode(callback: L.Callback, monitor: str, mode: str) -> str:
+    """The note: Lightning's default, ``min``, keeps the worst of the scores without a word."""
+    best, better = ("lowest", "higher") if mode == "min" else ("highest", "lower")
+    name = "mode" if isinstance(callback, Checkpoints) else f"{type(callback).__name__}.mode"
+    return (
+        f"Note: the {best} {monitor} counts as the best one; if a {better} one is better, set "
+        f"{option(name)}={OPPOSITES[mode]}"
+    )
 
 
 def suggest_monitor(key: str, monitor: str, logged: list[str]) -> str:

@@ -49,4 +49,5 @@ def keys_of(callbacks: Mapping[str, Any]) -> dict[str, str]:
             keys["max_skipped"] = f"{node}.max_skipped"
         else:
             keys[f"{kinds[0]}.monitor"] = f"{node}.monitor"
+            keys[f"{kinds[0]}.mode"] = f"{node}.mode"
     return keys
