@@ -35,7 +35,7 @@ def test_each_file_is_read_as_the_documentation_says(run_dir: Path) -> None:
     names: dict[str, Tensor] = {}
     found = []
     for snippet in (text for text in snippets if "probabilities" in text):
-        exec(snippet.replace("runs/<id>", str(run_dir)), names)
+        exec(snippet.replace("runs/mine", str(run_dir)), names)
         found.append(names["probabilities"].detach())
     assert len(found) == 3
     torch.testing.assert_close(found[0], found[2])
