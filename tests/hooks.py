@@ -104,6 +104,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-times", metavar="FILE", help="write what each test costs into FILE")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """Fail a test that leaves a variable behind which libraries read while they start.
+
+    No program of a later test could be forked then: each would import the libraries by itself.
+    """
+    yield
+    server = fork_server.Popen.server
+    if server is None:
+        return  # every program is a fresh one
+    left = dict(fork_server.read_at_import(environment()).items() - server.env.items())
+    for name in left:
+        del os.environ[name]  # the next test is not to blame
+    if left:
+        pytest.fail(f"the test leaves {left} behind in os.environ")
+
+
 class ProcessorSeconds:
     """Lets the reports of a test say what it has cost, with its processes that have ended."""
 

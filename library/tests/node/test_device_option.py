@@ -77,9 +77,10 @@ def test_processes_on_cpus():
 def test_ranks_see_the_gpus_that_are_named(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, devices: Any, seen: str
 ):
-    monkeypatch.delenv(device_option.VISIBLE, raising=False)
-    if visible is not None:
-        monkeypatch.setenv(device_option.VISIBLE, visible)
+    # Set first, so that what the function sets is taken back where nothing was set before.
+    monkeypatch.setenv(device_option.VISIBLE, visible or "")
+    if visible is None:
+        monkeypatch.delenv(device_option.VISIBLE)
     device_option.name_to_ranks(devices)
     assert environment.variable(device_option.VISIBLE) == seen
 

@@ -273,35 +273,3 @@ def test_a_run_continues_with_the_same_objects_only(tmp_path: Path, capsys):
     # A whole object can be allowed by its key.
     other = Settings(2.0, Inner(9))
     fit(run_dir, lambda: module(nested=other), max_epochs=3, allow_changes=["model.value.nested"])
-
-
-def described_before(value: Any) -> Any:
-    """What config.yaml held of an object before it held values."""
-    if isinstance(value, dict):
-        return {key: described_before(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [described_before(item) for item in value]
-    if isinstance(value, str | int | float | None):
-        return value
-    return type(value).__qualname__
-
-
-@pytest.mark.filterwarnings("ignore:Attribute 'value' removed from hparams")
-def test_a_run_of_before_continues_and_gets_the_values(tmp_path: Path):
-    run_dir = tmp_path / "run"
-    objects = [Settings(), {1, 2}, torch.ones(2), nn.ReLU(), lambda x: x, Kind.SMALL, Config]
-    given = {"objects": objects, "loss": nn.MSELoss(), "lr": 0.1, "missing": math.nan}
-    fit(run_dir, lambda: Saves(given), max_epochs=1)
-    now = read_config(run_dir)
-    before = dict(now) | {"model": dict(now["model"]) | {"value": described_before(given)}}
-    assert before["model"]["value"]["objects"][:2] == ["Settings", "set"]
-
-    def write_before() -> None:
-        (run_dir / "config.yaml").write_text(yaml.safe_dump(before))
-
-    write_before()
-    with pytest.raises(ConfigError, match=r"model.value.loss: MSELoss -> absent"):
-        fit(run_dir, lambda: Saves(given | {"loss": nn.L1Loss()}))
-    write_before()
-    fit(run_dir, lambda: Saves(given))
-    assert compare(read_config(run_dir), now).keys() == {"trainer.max_epochs"}
