@@ -198,7 +198,10 @@ def test_an_interrupted_verify_leaves_no_program_behind(folder: Path, signum: in
     (folder / "script.py").write_text(
         f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)"
     )
-    command = [sys.executable, "-m", "samestep", "verify", "--", sys.executable, "script.py"]
+    # An option of Python, so that tests/fork_server.py starts neither: a program that it has forked
+    # runs, and is seen here, before verify knows its process id.
+    python = [sys.executable, "-X", "utf8"]
+    command = [*python, "-m", "samestep", "verify", "--", sys.executable, "script.py"]
     with subprocess.Popen(
         command, cwd=folder, env=environment(TMPDIR=str(scratch)), stderr=subprocess.PIPE
     ) as verify_process:
