@@ -165,11 +165,11 @@ PYTHON = ("python", "samestep", "torchrun")
 SHELL_SIGNS = set(";&|<>()")
 
 
-def make_quick(project: Path) -> None:
-    """Let every command in this project train for two batches only, unless it says otherwise."""
+def make_quick(project: Path, settings: str = QUICK) -> None:
+    """Let every command in this project train as shortly as this, unless it says otherwise."""
     folder = project / "configs/local"
     folder.mkdir()
-    (folder / "default.yaml").write_text(QUICK)
+    (folder / "default.yaml").write_text(settings)
 
 
 def type_line(line: str, project: Path, **variables: str) -> CompletedProcess[str]:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.clone import clone_working_tree
 from tests.conftest import ROOT
-from tests.printed_commands import find_lines, type_line
+from tests.printed_commands import find_lines, make_quick, type_line
 
 PAGE = ROOT / "docs/tasks.md"
 LINES = [line for block in find_lines(PAGE) for line, _ in block]
@@ -33,8 +33,7 @@ def write_files(project: Path) -> None:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = clone_working_tree(tmp_path_factory.mktemp("tasks") / "project")
     write_files(project)
-    (project / "configs/local").mkdir()
-    (project / "configs/local/default.yaml").write_text(QUICK)
+    make_quick(project, QUICK)
     return project
 
 

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 
 from samestep.callbacks.checkpoints import Checkpoints, place_model_checkpoint
-from samestep.callbacks.checks import check_supported
+from samestep.callbacks.checks import check_supported, option_of
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
@@ -165,11 +165,8 @@ def monitors_of(callbacks: Iterable[L.Callback]) -> dict[str, str]:
     monitors = {}
     for callback in callbacks:
         metric = getattr(callback, "monitor", None)
-        if not isinstance(metric, str):
-            continue
-        is_saver = isinstance(callback, Checkpoints)
-        name = "monitor" if is_saver else f"{type(callback).__name__}.monitor"
-        monitors[option(name)] = metric
+        if isinstance(metric, str):
+            monitors[option_of(callback, "monitor")] = metric
     return monitors
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from samestep.errors import ConfigError
-from samestep.mlflow_runs import KnownRun, compare_parameters, read_metrics
+from samestep.mlflow_runs import KnownRun, compare_parameters, known_run, read_metrics, tag_changed
 from samestep.ranks import environment
 from samestep.run import record
 from samestep.run.changes import read_config
@@ -200,8 +200,7 @@ def mlflow_logger(run_dir: str, run_id: str, experiment: str, tracking_uri: str 
     number = str(logger.run_id)
     logger.known = read_metrics(client, found)
     logger.log_hyperparams(new)
-    for key, value in changed.items():
-        client.set_tag(number, f"changed/{key}", value)
+    tag_changed(client, number, changed)
     client.update_run(number, "RUNNING")
     # Logging has made the folder of this run the address of every later run in this process.
     if uri.startswith("file:"):
@@ -227,7 +226,7 @@ def find_mlflow_run(client: Any, experiment: str, identity: str) -> KnownRun:
     runs = client.search_runs([place.experiment_id], mine, max_results=1)
     if not runs:
         return KnownRun()
-    return KnownRun(runs[0].info.run_id, runs[0].data.params, runs[0].data.metrics)
+    return known_run(runs[0])
 
 
 # -- TensorBoard -----------------------------------------------------------------------------------

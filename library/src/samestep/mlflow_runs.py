@@ -12,6 +12,11 @@ class KnownRun(NamedTuple):
     metrics: Collection[str] = ()  # their names
 
 
+def known_run(found: Any) -> KnownRun:
+    """What MLflow has of a run that it has found."""
+    return KnownRun(found.info.run_id, found.data.params, found.data.metrics)
+
+
 def compare_parameters(
     params: Mapping[str, str], before: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
@@ -23,6 +28,12 @@ def compare_parameters(
         elif before[key] != value:
             changed[key] = value
     return new, changed
+
+
+def tag_changed(client: Any, number: str, changed: Mapping[str, str]) -> None:
+    """Show the parameters that have changed as tags, because MLflow can change no parameter."""
+    for key, value in changed.items():
+        client.set_tag(number, f"changed/{key}", value)
 
 
 def read_metrics(client: Any, run: KnownRun) -> frozenset[tuple[str, int | None, float]]:

@@ -14,7 +14,7 @@ no value twice. W&B cannot forget a row: after SIGKILL it has some twice, at the
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import (
     WandbLogger,
 )
 
-from samestep.mlflow_runs import KnownRun, compare_parameters, read_metrics
+from samestep.mlflow_runs import compare_parameters, known_run, read_metrics, tag_changed
 from samestep.ranks import compat, environment, epoch_logs
 from samestep.run import record
 from samestep.run.checkpoint import read_without_tensors
@@ -156,14 +156,13 @@ def has_stopped_at(run: record.Record, step: int) -> bool:
 
 def leave_out(logger: Logger, step: int | None) -> None:
     """Let a logger forget what it has logged from ``step`` on, or leave it out the second time."""
-    forget: dict[Any, Callable[[Any, int | None], None]] = {
-        TensorBoardLogger: compat.hide_events_from,
-        CSVLogger: keep_rows,
-        MLFlowLogger: send_only_new,
-        # It cannot forget.
-        WandbLogger: lambda *_: None,
-    }
-    forget[kind_of(logger)](logger, step)
+    if isinstance(logger, TensorBoardLogger):
+        compat.hide_events_from(logger, step)
+    elif isinstance(logger, CSVLogger):
+        keep_rows(logger, step)
+    elif isinstance(logger, MLFlowLogger):
+        send_only_new(logger)
+    # W&B can do neither.
 
 
 def keep_rows(logger: CSVLogger, before: int | None = None) -> None:
@@ -197,12 +196,10 @@ def step_of(row: Mapping[str, str | None]) -> float:
     return float(row["step"] or math.inf) if is_whole else math.inf
 
 
-def send_only_new(logger: MLFlowLogger, step: int | None) -> None:
+def send_only_new(logger: MLFlowLogger) -> None:
     """Let a logger send no value twice, nor a parameter, which MLflow cannot change."""
     client: Any = logger.experiment
-    run_id = str(logger.version)
-    found = client.get_run(run_id)
-    run = KnownRun(run_id, found.data.params, found.data.metrics)
+    run = known_run(client.get_run(str(logger.version)))
     known = read_metrics(client, run)
     log_batch = client.log_batch
 
@@ -212,10 +209,9 @@ def send_only_new(logger: MLFlowLogger, step: int | None) -> None:
         new_metrics = [m for m in metrics if (m.key, m.step, m.value) not in known]
         values = {param.key: param.value for param in params}
         new, changed = compare_parameters(values, run.params)
-        for key, value in changed.items():
-            client.set_tag(run_id, f"changed/{key}", value)
+        tag_changed(client, run_id, changed)
         new_params = [param for param in params if param.key in new]
         log_batch(run_id, metrics=new_metrics, params=new_params, **options)
 
     client.log_batch = log_new
-    client.update_run(run_id, "RUNNING")
+    client.update_run(run.number, "RUNNING")

@@ -184,11 +184,16 @@ def is_opposite(monitor: str, mode: str) -> bool:
 def explain_mode(callback: L.Callback, monitor: str, mode: str) -> str:
     """The note: Lightning's default, ``min``, keeps the worst of the scores without a word."""
     best, better = ("lowest", "higher") if mode == "min" else ("highest", "lower")
-    name = "mode" if isinstance(callback, Checkpoints) else f"{type(callback).__name__}.mode"
     return (
         f"Note: the {best} {monitor} counts as the best one; if a {better} one is better, set "
-        f"{option(name)}={OPPOSITES[mode]}"
+        f"{option_of(callback, 'mode')}={OPPOSITES[mode]}"
     )
+
+
+def option_of(callback: L.Callback, name: str) -> str:
+    """The argument of a callback as the user types it; the Trainer has those of ``Checkpoints``."""
+    of_trainer = isinstance(callback, Checkpoints)
+    return option(name if of_trainer else f"{type(callback).__name__}.{name}")
 
 
 def suggest_monitor(key: str, monitor: str, logged: list[str]) -> str:

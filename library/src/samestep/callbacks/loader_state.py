@@ -99,13 +99,14 @@ def attributes_of_loader(loader: Any, data: Any, module: Any) -> Iterator[Attrib
         module: of the run. Both have attributes that are compared anyway.
     """
     saved = saved_state(data) if data is not None else None
-    # Private attributes of a loader belong to torch's DataLoader.
-    ignored = {id(loader): private_names(loader)}
     for part in parts_of_loader(loader):
         # Lightning tells a sampler that has ``set_epoch`` the epoch, also after a restart.
         is_told = hasattr(type(part), "set_epoch") and part is not getattr(loader, "dataset", None)
-        if not is_told and id(part) not in (id(data), id(module)):
-            yield from attributes_of_data(part, ignored.get(id(part), ()), saved)
+        if is_told or part is data or part is module:
+            continue
+        # Private attributes of a loader belong to torch's DataLoader.
+        ignored = private_names(loader) if part is loader else ()
+        yield from attributes_of_data(part, ignored, saved)
 
 
 def attributes_of_data(

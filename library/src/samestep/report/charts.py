@@ -129,17 +129,12 @@ def make_chart(
     title: str, columns: Sequence[Column], ends: Mapping[Path, dict[str, list[float]]]
 ) -> Chart:
     """A chart over the epochs, or over the steps if an epoch has several values."""
-    axis = "epoch"
-    curves = []
-    ends_of_runs: dict[Path, dict[str, list[float]]] = {}
-    for column in columns:
-        # One axis for all curves: a chart cannot have epochs for one of them and steps for another.
-        if not column.is_over_epochs:
-            axis = "step"
-        run_dir = column.run.run_dir
-        ends_of_runs[run_dir] = ends[run_dir]
-        curves.append(make_curve(column, list(ends_of_runs).index(run_dir)))
-    return Chart(title, axis, curves, list(ends_of_runs.values()))
+    runs = [*dict.fromkeys(column.run.run_dir for column in columns)]
+    # One axis for all curves: a chart cannot have epochs for one of them and steps for another.
+    is_over_epochs = all(column.is_over_epochs for column in columns)
+    axis = "epoch" if is_over_epochs else "step"
+    curves = [make_curve(column, runs.index(column.run.run_dir)) for column in columns]
+    return Chart(title, axis, curves, [ends[run_dir] for run_dir in runs])
 
 
 def make_curve(column: Column, run: int) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def rows_of_differences(groups: Sequence[Group]) -> list[list[Cell]]:
             different.append(row)
     if not different:
         # An empty table could also mean that no configuration was read.
-        return [[Cell("nothing"), *[Cell()] * len(groups)]]
+        return [[Cell("nothing"), *(Cell() for _ in groups)]]
     return sorted(different)
 
 

@@ -78,11 +78,9 @@ def quantiles(largest: int) -> list[float]:
     """What a page needs for intervals of its own: Student's t, by the number of values."""
     from scipy import stats
 
+    known = stats.t.ppf((1 + CONFIDENCE) / 2, range(1, largest))
     # A mean of no value or of one has no interval.
-    known = [0.0, 0.0]
-    for n in range(2, largest + 1):
-        known.append(round(float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)), 5))
-    return known
+    return [0.0, 0.0, *known.round(5).tolist()]
 
 
 def half_width_welch(own: Sequence[float], other: Sequence[float]) -> float | None:
