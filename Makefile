@@ -13,17 +13,25 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train test lint format lock
+.PHONY: help train test test-programs test-all lint format lock
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 train: .venv/train.stamp ## train; ARGS="trainer.max_epochs=5" changes the run
 	.venv/bin/python train.py $(ARGS)
 
+PYTEST = .venv/bin/python -m pytest --dist worksteal
+
+test: .venv/dev.stamp ## test within one process, in 4 minutes; ARGS=tests/test_layout.py: some
+	$(PYTEST) -n 2 -m "not program and not nightly" $(ARGS)
+
 # Five processes for two cores, because many tests wait.
-test: .venv/dev.stamp ## run all tests; ARGS=tests/test_make.py: some
-	.venv/bin/python -m pytest -n 5 --dist worksteal $(ARGS)
+test-programs: .venv/dev.stamp ## test programs: launchers, signals, several ranks
+	$(PYTEST) -n 5 -m "program and not nightly" $(ARGS)
+
+test-all: .venv/dev.stamp ## all tests, also of pages, copies, the image and labs
+	$(PYTEST) -n 5 $(ARGS)
 
 lint: .venv/dev.stamp ## check style, format and types; change nothing
 	.venv/bin/python -m ruff check

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from library.tests.programs import environment, free_port, run, run_code, run_ranks
+from library.tests.programs import (
+    environment,
+    free_port,
+    run,
+    run_code,
+    run_ranks,
+    session_folder,
+)
 from samestep import option_names
 from tests import fork_server
 
@@ -71,12 +78,7 @@ def final_metrics(run_dir: Path) -> dict[str, float]:
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """A folder for the whole session, over all processes of pytest-xdist."""
-    root = tmp_path_factory.getbasetemp()
-    if hasattr(pytestconfig, "workerinput"):  # a process of pytest-xdist
-        root = root.parent
-    root /= "shared"
-    root.mkdir(exist_ok=True)
-    return root
+    return session_folder(tmp_path_factory, pytestconfig)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""How all tests are run: their programs are forked, nothing is composed twice, costs are counted.
+"""How all tests are run: in levels, programs are forked, nothing is composed twice, costs counted.
 
 The ``conftest.py`` of the root takes these hooks, for the tests of the library too.
 """
@@ -23,7 +23,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
 from library.tests.programs import environment
-from tests import fork_server
+from tests import fork_server, levels
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     In this process, Hydra reads and composes nothing twice.
     """
     config.pluginmanager.register(ProcessorSeconds())
+    config.pluginmanager.register(levels)
     # Containers often set this. Hundreds of processes would compile the same files.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -136,27 +137,11 @@ class ProcessorSeconds:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> Generator[None, None, None]:
-    """Say after pytest's summary whether real servers were left out, and write the costs."""
+    """Write the costs."""
     yield
-    note_skipped_servers(terminalreporter)
     path = config.getoption("--cpu-times")
     if path:
         write_costs(terminalreporter, Path(path))
-
-
-def note_skipped_servers(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in one line that tests of real servers were skipped; among others it would be missed."""
-    reasons = []
-    for report in terminalreporter.stats.get("skipped", ()):
-        if report.nodeid.startswith("tests/labs/servers/"):
-            _, _, reason = report.longrepr
-            reasons.append(reason.removeprefix("Skipped: "))
-    if reasons:
-        terminalreporter.write_line(
-            f"Note: {len(reasons)} tests of real servers were skipped: "
-            f'{"; ".join(sorted(set(reasons)))}; then make test ARGS="-m servers" runs them',
-            yellow=True,
-        )
 
 
 def write_costs(terminalreporter: pytest.TerminalReporter, path: Path) -> None:
@@ -171,13 +156,6 @@ def write_costs(terminalreporter: pytest.TerminalReporter, path: Path) -> None:
     lines = [f"{cpu_s.total():8.2f} {wall_s.total():8.2f} all"]
     lines += [f"{cpu_s[name]:8.2f} {wall_s[name]:8.2f} {name}" for name, _ in cpu_s.most_common()]
     path.write_text("\n".join(["     cpu     wall test", *lines]) + "\n")
-
-
-MARKED_PATHS = {
-    f"{ROOT}/tests/labs/test_elastic.py": "faults",
-    f"{ROOT}/tests/labs/test_faults.py": "faults",
-    f"{ROOT}/tests/samestep/launch/": "clusters",
-}
 
 
 def pytest_collection_finish() -> None:
@@ -207,70 +185,3 @@ def pytest_make_collect_report(
     with collector.path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         return (yield)
-
-
-LONG_FILES = {
-    f"{ROOT}/{name}"
-    for name in (
-        "library/tests/ranks/test_heartbeat.py",
-        "library/tests/test_distribution.py",
-        "library/tests/test_losses.py",
-        "library/tests/test_sharded.py",
-        "library/tests/test_trainer.py",
-        "library/tests/test_verify.py",
-        "tests/labs/test_elastic.py",
-        "tests/labs/test_faults.py",
-        "tests/labs/test_grids.py",
-        "tests/scripts/test_sweep.py",
-        "tests/test_copies.py",
-        "tests/test_start.py",
-    )
-}
-"""Files with a test that takes more than five seconds on a quiet machine."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of clusters and of faults by the place of their files.
-
-    They wait more than they compute. Each process of pytest-xdist begins with its own part of all
-    tests, so their files are spread evenly: some processes wait while others compute.
-    """
-    kinds: dict[bool, list[pytest.Item]] = {True: [], False: []}
-    for item in items:
-        for path, marker in MARKED_PATHS.items():
-            if str(item.path).startswith(path):
-                item.add_marker(marker)
-        waits = any(item.get_closest_marker(name) for name in MARKED_PATHS.values())
-        kinds[waits].append(item)
-    begins: dict[Path, float] = {}
-    for kind in kinds.values():
-        for number, item in enumerate(kind):
-            begins.setdefault(item.path, number / len(kind))
-    items.sort(key=lambda item: begins[item.path])
-    if hasattr(config, "workerinput"):  # a process of pytest-xdist
-        items[:] = begin_with_long_files(items, config.workerinput["workercount"])
-
-
-def begin_with_long_files(items: list[pytest.Item], num_processes: int) -> list[pytest.Item]:
-    """Let the part of each process begin with files that take long.
-
-    pytest-xdist cuts the list into equal parts. A process that has done its part takes tests from
-    the end of another one: a long test there would run at last, while the other processes wait.
-    """
-    long: dict[Path, list[pytest.Item]] = {}
-    others: list[pytest.Item] = []
-    for item in items:
-        if str(item.path) in LONG_FILES:
-            long.setdefault(item.path, []).append(item)
-        else:
-            others.append(item)
-    starts: list[list[pytest.Item]] = [[] for _ in range(num_processes)]
-    for number, file in enumerate(long.values()):
-        starts[number % num_processes] += file
-    ordered: list[pytest.Item] = []
-    for number, start in enumerate(starts):
-        size = (len(items) - len(ordered)) // (num_processes - number)
-        rest = max(0, size - len(start))
-        ordered += start + others[:rest]
-        del others[:rest]
-    return ordered

@@ -9,6 +9,8 @@ import pytest
 
 from tests.conftest import NO_PICTURES, ROOT, environment, run, run_code
 
+pytestmark = pytest.mark.program
+
 # Overrides or flags, and a part of the message. Each exits with code 2.
 REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("trainer.max_epoch=3", "no such key; did you mean trainer.max_epochs=3?"),

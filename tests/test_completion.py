@@ -14,6 +14,8 @@ import pytest
 from library.tests.programs import PATIENCE_S
 from tests.conftest import ROOT, environment
 
+pytestmark = pytest.mark.nightly
+
 BIN = Path(sys.executable).parent
 BASH = """
 source <({samestep} completion bash)

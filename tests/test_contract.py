@@ -13,6 +13,8 @@ import torch
 from tests.conftest import ROOT, final_metrics, run, run_ranks
 from tests.test_tasks import write_files
 
+pytestmark = pytest.mark.program
+
 PAGE = (ROOT / "docs" / "contract.md").read_text()
 HOUSES = [
     "data=houses", "data.file=houses.csv", "model=price", "model.lr=0.001",

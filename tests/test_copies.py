@@ -18,6 +18,8 @@ from packaging.requirements import Requirement
 from tests.clone import clone_working_tree, commit, git
 from tests.conftest import NO_PICTURES, ROOT, run, run_pytest
 
+pytestmark = pytest.mark.nightly
+
 PACKAGE = "bird_songs"
 TRUST = {"unsafe": True, "defaults": True, "quiet": True}  # Copier calls .copier/rename.py
 

@@ -29,6 +29,8 @@ from tests.printed_commands import (
 )
 from tests.s3_server import s3_server, use_bucket
 
+pytestmark = pytest.mark.nightly
+
 TYPED_ELSEWHERE = {  # with files and changes of the reader
     "docs/start.md": "tests/test_start.py",
     "docs/tasks.md": "tests/test_tasks.py",
@@ -43,7 +45,7 @@ NOT_TYPED = {  # pattern of a line: why it is not typed, or where
     r"docker (swarm|node|secret) |docker compose ": "a swarm; seen on Docker 20.10",
     r"srun ": "Slurm; tests/samestep/launch/test_slurm_cluster.py",
     r"labs/servers/build.sh|labs.servers |/tmp/servers/|-m servers":
-        "servers; .github/workflows/servers.yml",
+        "servers; .github/workflows/nightly.yml",
     r"labs.e2e": ".github/workflows/e2e.yml",
     r"python -m samestep.launch.entrypoint": "pods; tests/samestep/launch/test_entrypoint.py",
     r"node-rank=N|NODE_0": "several machines; tests/samestep/launch/test_printed_commands.py",

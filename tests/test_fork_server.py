@@ -13,9 +13,12 @@ from library.tests.programs import PATIENCE_S
 from tests import fork_server
 from tests.conftest import environment, run
 
-pytestmark = pytest.mark.skipif(
-    fork_server.Popen.server is None, reason="Linux only, and not with SAMESTEP_TESTS_FRESH=1"
-)
+pytestmark = [
+    pytest.mark.program,
+    pytest.mark.skipif(
+        fork_server.Popen.server is None, reason="Linux only, and not with SAMESTEP_TESTS_FRESH=1"
+    ),
+]
 
 
 def outcomes(

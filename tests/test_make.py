@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 # Stands in for Python and pip: writes down each command, and kills itself at a given one.
 PYTHON = """#!/bin/sh

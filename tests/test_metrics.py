@@ -19,6 +19,8 @@ from torch import Tensor
 from library.tests.test_logged_metrics import Data, Plain
 from tests.conftest import final_metrics, run
 
+pytestmark = pytest.mark.program
+
 
 def command(model: type[L.LightningModule], root: Path, *overrides: str) -> list[str]:
     return [

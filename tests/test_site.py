@@ -13,6 +13,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.nightly
+
 pytest.importorskip("mkdocs", reason="make test installs it")
 PUBLIC = (
     "Trainer",

@@ -3,9 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.clone import clone_working_tree
 from tests.conftest import ROOT
 from tests.printed_commands import find_lines, make_quick, type_line
+
+pytestmark = pytest.mark.nightly
 
 NET = "src/project/model/nets/squeeze.py"
 

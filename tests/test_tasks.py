@@ -11,6 +11,8 @@ from tests.clone import clone_working_tree
 from tests.conftest import ROOT
 from tests.printed_commands import find_lines, make_quick, type_line
 
+pytestmark = pytest.mark.nightly
+
 PAGE = ROOT / "docs/tasks.md"
 LINES = [line for block in find_lines(PAGE) for line, _ in block]
 QUICK = """\

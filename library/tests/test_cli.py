@@ -90,6 +90,7 @@ def in_turn(folder: Path, *lines: str) -> list[tuple[str, int, str, str]]:
     return found
 
 
+@pytest.mark.program
 def test_lists_and_help_are_quick_and_work_anywhere(tmp_path: Path):
     helps = [f"{name} --help" for name in COMMANDS]
     for line, code, stdout, stderr in in_turn(tmp_path, "", "-h", "--version", *helps, "runs ."):
@@ -105,6 +106,7 @@ def test_lists_and_help_are_quick_and_work_anywhere(tmp_path: Path):
             assert f"samestep {line.split()[0]} " in stdout
 
 
+@pytest.mark.program
 def test_invalid_arguments_are_one_message_and_quick(tmp_path: Path):
     for line, code, stdout, stderr in in_turn(tmp_path, *INVALID):
         assert (code, stdout) == (2, ""), line
@@ -232,6 +234,7 @@ def test_a_script_is_told_that_it_has_no_project(tmp_path: Path, monkeypatch, ca
     assert "a script with samestep.Trainer needs none" in capsys.readouterr().err
 
 
+@pytest.mark.program
 def test_options_of_torchrun_are_checked():
     done = run("-m", "samestep", "run", "--nproc-per-nod=2", "train.py")
     assert done.returncode == 2
@@ -239,6 +242,7 @@ def test_options_of_torchrun_are_checked():
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.program
 def test_the_command_is_installed_under_its_name():
     program = Path(sys.executable).with_name("samestep")
     done = subprocess.run([program], env=environment(), capture_output=True, text=True, check=True)

@@ -25,6 +25,8 @@ from sklearn.datasets import load_digits
 
 from library.tests.programs import PATIENCE_S, environment, run
 
+pytestmark = pytest.mark.nightly
+
 LIBRARY = Path(__file__).parents[1]
 SOURCES = {
     path.relative_to(LIBRARY / "src").as_posix()

@@ -10,6 +10,8 @@ import pytest
 from library.tests.guarantees import *  # noqa: F403
 from library.tests.programs import run
 
+pytestmark = pytest.mark.program
+
 
 class Script:
     """Starts ``library.tests.small`` as a plain script."""

@@ -168,6 +168,7 @@ def train_on_ranks(run_dir: str) -> None:
     fit(Path(run_dir), Hostile, make_data, max_epochs=1)
 
 
+@pytest.mark.program
 def test_lazy_layers_on_two_ranks_are_one_line(tmp_path: Path):
     done = on_ranks(train_on_ranks, str(tmp_path / "run"))
     assert "rank 0, 1: body.0.weight, body.0.bias, body.1.weight has no shape" in done.stderr

@@ -12,6 +12,8 @@ import pytest
 from library.tests.on_top import PROGRAMS
 from library.tests.programs import run
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_library_continues_with_the_same_bits(tmp_path: Path, name: str):

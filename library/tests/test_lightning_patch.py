@@ -88,6 +88,7 @@ def train_once(
         yield model
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
 def test_each_trainer_of_a_library_continues_its_own_run(tmp_path: Path, how: str):
     whole = train(tmp_path / "whole", [[], []])
@@ -113,11 +114,13 @@ def compare_on_each_rank(folder: str) -> None:
         torch.testing.assert_close(other.scale.factor, module.scale.factor, rtol=0, atol=0)
 
 
+@pytest.mark.program
 def test_two_ranks_of_a_library_continue_with_their_objects(tmp_path: Path):
     done = on_ranks(compare_on_each_rank, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.program
 def test_arguments_without_an_effect_are_named_once(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train(Path("runs"), [[], []])
@@ -159,6 +162,7 @@ def test_lightning_is_patched_for_a_block_only(tmp_path: Path, monkeypatch: pyte
         one_line.undo()
 
 
+@pytest.mark.program
 def test_a_module_that_is_given_is_evaluated_with_the_weights_that_it_has(tmp_path: Path):
     model = Predicts()
     with torch.no_grad():

@@ -138,6 +138,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.program
 def test_metrics_of_two_ranks_are_those_of_all_samples(two_ranks: Path):
     metrics = final_metrics(two_ranks / "whole")
     for stage, checkpoint, num in (("val", "last", 71), ("test", "best", 70)):
@@ -241,6 +242,7 @@ def read_on_rank_zero(folder: str) -> dict[str, float]:
     return reads.read
 
 
+@pytest.mark.program
 def test_metrics_are_read_on_rank_zero_only(tmp_path: Path):
     done = on_ranks(read_on_rank_zero, str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -153,6 +153,7 @@ def offline_run(run_dir: Path) -> str:
     return path.read_bytes().decode(errors="replace")
 
 
+@pytest.mark.program
 def test_wandb_continues_offline_with_one_warning_and_gets_no_secret(tmp_path: Path):
     """And a server that goes away or hangs stops nothing."""
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and never answers
@@ -222,6 +223,7 @@ def log_offline(run_dir: str) -> None:
         time.sleep(1)  # its folder is named after the second
 
 
+@pytest.mark.program
 def test_the_offline_starts_of_a_run_sync_as_one_run(tmp_path: Path):
     code = f"import sys; from {__name__} import *; log_offline(*sys.argv[1:])"
     done = run_code(code, str(tmp_path / "mine"), WANDB_MODE="offline")
@@ -253,6 +255,7 @@ def test_an_mlflow_server_that_does_not_answer_is_named(tmp_path: Path):
         loggers.mlflow_logger(str(tmp_path), "mine", "digits", closed)
 
 
+@pytest.mark.program
 @pytest.mark.usefixtures("no_mlflow_variables")
 def test_mlflow_shows_what_has_changed_and_not_another_run(tmp_path: Path, monkeypatch):
     """The name is used again before and after a checkpoint, with another configuration."""
@@ -378,6 +381,7 @@ def mlflow_run_of(run_dir: Path) -> tuple[Any, str]:
     return client, found.info.run_id
 
 
+@pytest.mark.program
 @pytest.mark.usefixtures("no_mlflow_variables")
 def test_all_trackers_have_the_metrics_and_wandb_has_the_model(tmp_path: Path, monkeypatch):
     code = f"import sys; from {__name__} import *; track(sys.argv[1])"

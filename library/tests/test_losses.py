@@ -155,6 +155,7 @@ def compare_gradients() -> None:
                 print(loss.__name__, float((found - wanted).abs().max()) < 1e-14)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("num", [2, 3])
 def test_slices_have_the_gradient_of_the_batch(num: int):
     done = on_ranks(compare_gradients, num=num)
@@ -360,6 +361,7 @@ def difference(ours: Path, theirs: Path) -> float:
     return largest
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("name", [*RUNS, "queue, gathered", "converted"])
 def test_two_ranks_take_the_steps_of_one(trained, name: str):
     (one, _), (two, said) = trained[1], trained[2]
@@ -557,6 +559,7 @@ def fork_in_ranks() -> None:
         fork_all()
 
 
+@pytest.mark.program
 def test_a_fork_changes_nothing_and_knows_no_ranks():
     done = on_ranks(fork_in_ranks)
     assert done.returncode == 0, done.stderr

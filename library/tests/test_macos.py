@@ -61,6 +61,7 @@ def train(run_dir: Path, exit_code: int, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.program
 def test_a_run_on_macos_is_stopped_killed_and_continued(tmp_path: Path):
     run_dir = tmp_path / "mine"
     train(run_dir, -signal.SIGKILL, AT="6", HOW="SIGKILL")
@@ -94,6 +95,7 @@ def test_what_macos_lacks_is_not_needed(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "file").read_bytes() == b"12345678"
 
 
+@pytest.mark.program
 def test_windows_is_one_clear_line():
     code = 'import sys; sys.platform, sys.modules["fcntl"] = "win32", None\nimport samestep'
     done = run_code(code)

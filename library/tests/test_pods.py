@@ -4,6 +4,8 @@ import pytest
 
 from library.tests import pods
 
+pytestmark = pytest.mark.program
+
 
 @pytest.mark.skipif(bool(why := pods.why_not()), reason=why)
 def test_a_machine_that_drops_packets_between_pods_is_noticed(monkeypatch: pytest.MonkeyPatch):

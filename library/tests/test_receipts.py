@@ -282,6 +282,7 @@ def run_with_a_hidden_state_of_the_last_rank(folder: str) -> None:
     fit(Path(folder), OfLastRank, batches, [KILLED], how="SIGKILL", **callbacks)
 
 
+@pytest.mark.program
 def test_a_state_of_another_rank_shows_in_the_gradient(tmp_path: Path):
     done = on_ranks(run_with_a_hidden_state_of_the_last_rank, str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr

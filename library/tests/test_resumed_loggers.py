@@ -83,6 +83,7 @@ def steps_of_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
+@pytest.mark.program
 def test_a_killed_and_a_stopped_run_continue_in_the_same_loggers(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -199,6 +199,7 @@ averages = pytest.mark.skipif(
 )
 
 
+@pytest.mark.program
 @averages
 def test_sharded_runs(tmp_path: Path):
     """A run moves from 1 rank to 2, loses its last save, and goes on with 3, and then with 1."""

@@ -131,6 +131,7 @@ def two(folder: Path) -> Path:
     return folder / "two"
 
 
+@pytest.mark.program
 def test_a_run_that_is_stopped_and_killed_ends_like_an_undisturbed_one(folder: Path, two: Path):
     """Under each launcher. More of one process: test_distribution.py."""
 
@@ -152,6 +153,7 @@ def test_a_run_that_is_stopped_and_killed_ends_like_an_undisturbed_one(folder: P
     check_rejected(train(folder, "disturbed", SAMESTEP_RUN, model={"lr": 0.5}))
 
 
+@pytest.mark.program
 def test_what_all_ranks_reject_is_one_message(folder: Path):
     check_rejected(train(folder, "rejected", ranks=2, shares=[1, 2, 3]))
 
@@ -162,6 +164,7 @@ def check_rejected(done: subprocess.CompletedProcess[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.program
 def test_two_tasks_of_srun_are_two_ranks(folder: Path, two: Path):
     words = ["script.py", json.dumps({**BASE, "run_dir": "srun"}), "{}"]
     shared = {
@@ -179,6 +182,7 @@ def test_two_tasks_of_srun_are_two_ranks(folder: Path, two: Path):
     check_same(folder / "srun", two)
 
 
+@pytest.mark.program
 def test_two_ranks_learn_what_one_rank_learns(folder: Path, two: Path):
     done = train(folder, "one")
     assert done.returncode == 0, done.stderr
@@ -241,6 +245,7 @@ def second_phase(observer: Any, limit: str, value: int) -> None:
     trainer.fit(module, batches(), batches(shuffle=False))
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(("limit", "first", "then"), [("max_epochs", 1, 3), ("max_steps", 4, 10)])
 def test_a_second_fit_with_a_higher_limit_is_like_a_second_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, first: int, then: int
@@ -277,6 +282,7 @@ def test_a_module_gets_the_weights_of_a_run_that_is_finished(
     assert "keeps its first weights and not those of the run, as its" in capsys.readouterr().out
 
 
+@pytest.mark.program
 def test_weights_that_a_script_changes_between_two_fits_are_announced_as_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -306,6 +312,7 @@ def test_a_signal_after_the_results_are_written_stops_the_script(tmp_path: Path)
     assert record.read(tmp_path).state == record.FINISHED
 
 
+@pytest.mark.program
 @torch.compiler.set_stance("force_eager")  # to compile takes half a minute
 def test_a_compiled_module_is_tested_as_itself_and_as_what_it_was(tmp_path: Path):
     trainer = Trainer(
@@ -447,6 +454,7 @@ def find_rate(model: L.LightningModule, trainer: L.Trainer) -> None:
     Tuner(trainer).lr_find(model, batches(), num_training=30, early_stop_threshold=None)
 
 
+@pytest.mark.program
 def test_a_tuner_is_one_line_and_its_remedy_continues(tmp_path: Path):
     run_dir = tmp_path / "run"
     trainer = Trainer(run_dir=run_dir, accelerator="cpu", enable_progress_bar=False)
@@ -480,6 +488,7 @@ def test_a_tuner_is_one_line_and_its_remedy_continues(tmp_path: Path):
         fit(run_dir, tuned)
 
 
+@pytest.mark.program
 def test_a_template_that_names_lightnings_folders_changes_nothing_else(
     tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
@@ -541,6 +550,7 @@ Trainer(run_dir="r", barebones=True)
 """
 
 
+@pytest.mark.program
 def test_arguments_that_contradict_a_run_are_one_line_each(tmp_path: Path):
     done = run_code(SCRIPT + EACH, *CONTRADICTIONS, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
@@ -570,6 +580,7 @@ except LookupError:
 """
 
 
+@pytest.mark.program
 def test_an_error_of_the_script_is_an_ordinary_traceback_and_nobody_watches_it(tmp_path: Path):
     done = run_code(SCRIPT + SURVIVES, cwd=tmp_path)
     assert (done.returncode, "True stopped" in done.stdout) == (1, True)
@@ -577,6 +588,7 @@ def test_an_error_of_the_script_is_an_ordinary_traceback_and_nobody_watches_it(t
     assert done.stderr.rstrip().endswith("LookupError: of my own")
 
 
+@pytest.mark.program
 def test_callbacks_loggers_and_stages_of_lightning_work(tmp_path: Path):
     code = (
         SCRIPT
@@ -637,6 +649,7 @@ def test_hydra_takes_the_class_and_the_program_keeps_its_hook(tmp_path: Path):
         sys.excepthook = before
 
 
+@pytest.mark.program
 def test_lightning_cli(tmp_path: Path):
     library = pytest.importorskip("jsonargparse", reason='pip install "jsonargparse[signatures]"')
     path = f"{environment()['PYTHONPATH']}:{Path(library.__file__).parents[1]}"

@@ -89,6 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.program
 def test_a_run_that_is_the_same_is_identical_everywhere(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -105,6 +106,7 @@ def test_a_run_that_is_the_same_is_identical_everywhere(
     assert code == 0
 
 
+@pytest.mark.program
 def test_a_run_that_is_not_reproducible_is_found(folder: Path, capsys: pytest.CaptureFixture[str]):
     code, table = verify(folder, capsys, "time", "--only=undisturbed again")
     line = table["undisturbed again"]
@@ -124,6 +126,7 @@ def test_only_experiments_that_take_place_are_counted(folder: Path, monkeypatch)
     assert shown == ["undisturbed ...", "[1/1] undisturbed: identical (0 s)"]
 
 
+@pytest.mark.program
 def test_a_program_that_hangs_is_ended(folder: Path):
     (folder / "script.py").write_text("import time\ntime.sleep(1000)")
     command = [sys.executable, "-m", "samestep", "verify", "--timeout-s=1", "--", sys.executable]
@@ -135,6 +138,7 @@ def test_a_program_that_hangs_is_ended(folder: Path):
     assert "error: the command fails undisturbed, it has not ended in time" in done.stderr
 
 
+@pytest.mark.program
 def test_hidden_state_of_the_data_is_found(folder: Path, capsys: pytest.CaptureFixture[str]):
     code, table = verify(folder, capsys, "hidden", "--only=SIGTERM")
     line = table["SIGTERM"]
@@ -144,6 +148,7 @@ def test_hidden_state_of_the_data_is_found(folder: Path, capsys: pytest.CaptureF
     assert "collate_fn" in str(line["hint"])
 
 
+@pytest.mark.program
 def test_a_loss_that_is_no_mean_is_announced_and_found(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -152,6 +157,7 @@ def test_a_loss_that_is_no_mean_is_announced_and_found(
     assert table["2 ranks"]["why"] == "the loss is no mean over the samples"
 
 
+@pytest.mark.program
 def test_an_error_on_two_ranks_is_found(folder: Path, capsys: pytest.CaptureFixture[str]):
     """Of one part in a million: with 64 bits it is no rounding."""
     code, table = verify(folder, capsys, "rank", "--only=2 ranks")
@@ -169,12 +175,14 @@ def verify_script(folder: Path, text: str) -> "subprocess.CompletedProcess[str]"
     )
 
 
+@pytest.mark.program
 def test_a_program_without_a_run_is_one_message(folder: Path):
     done = verify_script(folder, "print('hello')")
     assert done.returncode == 2
     assert "error: the command has trained nothing with samestep.Trainer" in done.stderr
 
 
+@pytest.mark.program
 def test_a_program_that_fails_shows_its_end(folder: Path):
     done = verify_script(folder, "raise KeyError('x')")
     assert done.returncode == 1
@@ -191,6 +199,7 @@ def is_alive(pid: str) -> bool:
     return "State:\tZ" not in status
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_an_interrupted_verify_leaves_no_program_behind(folder: Path, signum: int, code: int):
     pid_file, scratch = folder / "pid", folder / "scratch"

@@ -38,6 +38,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.program
 def test_a_torch_that_is_too_old_is_named_where_samestep_is_imported():
     done = run_code(IMPORTS)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("said:")]

@@ -34,6 +34,7 @@ def weights(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
     return torch.load(folder / f"weights-{rank}.pt")
 
 
+@pytest.mark.program
 def test_a_run_is_stopped_and_killed_and_continues_bit_by_bit(text_run: Path, tmp_path: Path):
     node = "+callbacks.signaller"
     target = f"{node}._target_=tests.signaller.Signaller"
@@ -54,6 +55,7 @@ def test_a_run_is_stopped_and_killed_and_continues_bit_by_bit(text_run: Path, tm
     assert final_metrics(tmp_path / "mine") == final_metrics(text_run)
 
 
+@pytest.mark.program
 def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
     two, one = tmp_path / "records", text_run.parent / "records"
     where = f"run_root={tmp_path}"
@@ -88,6 +90,7 @@ def test_a_model_of_text_is_exported(text_run: Path, tmp_path: Path, call):
     assert [line.split()[0] for line in out.splitlines()[1:]][1:] == ["model.pt2"]
 
 
+@pytest.mark.program
 def test_another_text_is_rejected_with_one_message(tmp_path: Path, call):
     text = "the quick brown fox jumps over the lazy dog\n" * 200
     same, moved, other = (tmp_path / f"{name}.txt" for name in ("same", "moved", "other"))
@@ -116,6 +119,7 @@ def test_another_text_is_rejected_with_one_message(tmp_path: Path, call):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.program
 def test_a_run_of_tokens_resumes_exactly_and_only_with_its_file(books: Path, tmp_path: Path):
     """Killed alone, continued by two ranks."""
     target = tmp_path / "books.tokens"

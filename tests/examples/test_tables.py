@@ -57,6 +57,7 @@ def whole(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "whole"
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("data", ["lance", "hf"])
 def test_a_run_is_exact_on_other_ranks_and_after_a_kill(
     photos: Path, folders: Path, whole: Path, s3: dict[str, str], tmp_path: Path, data: str

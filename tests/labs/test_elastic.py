@@ -17,6 +17,8 @@ from library.tests.etcd_server import EtcdServer
 from library.tests.programs import PATIENCE_S, until
 from tests.conftest import ROOT, environment, final_metrics, free_port
 
+pytestmark = pytest.mark.program
+
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
 
 

@@ -35,6 +35,7 @@ def laboratory(shared_folder: Path) -> Laboratory:
     return Laboratory(folder, [*BASE, "report=false"])
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("experiment", CHOSEN, ids=lambda e: f"{e.name} [{e.topology}]")
 def test_a_harmed_run_ends_as_an_unharmed_one(laboratory: Laboratory, experiment: Experiment):
     if experiment.topology.startswith(PODS) and (why := pods.why_not()):
@@ -46,6 +47,7 @@ def test_a_harmed_run_ends_as_an_unharmed_one(laboratory: Laboratory, experiment
     assert outcome.steps_repeated <= QUICK[f"{experiment.name} [{experiment.topology}]"]
 
 
+@pytest.mark.program
 def test_a_run_whose_images_other_processes_read(laboratory: Laboratory):
     """Two ranks with such processes: tests/test_contract.py."""
     root = laboratory.directory / "pets"
@@ -64,6 +66,7 @@ def test_a_run_whose_images_other_processes_read(laboratory: Laboratory):
     assert (outcome.survived, outcome.steps_repeated) == (True, 0), outcome.why
 
 
+@pytest.mark.program
 def test_another_number_of_ranks_continues_the_same_global_batches(
     reference_run: Path, tmp_path: Path
 ):

@@ -5,9 +5,12 @@ It stays when you replace the example by your own code.
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.conftest import run
+
+pytestmark = pytest.mark.program
 
 ONE_BATCH = [
     "trainer.accelerator=cpu",

@@ -30,6 +30,7 @@ def train(root: Path, name: str, *overrides: str) -> dict[str, torch.Tensor]:
     return weights
 
 
+@pytest.mark.program
 def test_it_learns_and_continues_bit_by_bit(tmp_path: Path):
     whole = train(tmp_path, "whole", "trainer.max_epochs=4")
     train(tmp_path, "parts", "trainer.max_epochs=2")
@@ -47,6 +48,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "patients"
 
 
+@pytest.mark.program
 def test_two_ranks_learn_what_one_rank_learns(run_dir: Path, tmp_path: Path):
     one = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     two = train(tmp_path, "two", "trainer.max_epochs=1", "trainer.devices=2")

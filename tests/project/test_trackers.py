@@ -13,6 +13,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from tests.conftest import run
 
+pytestmark = pytest.mark.program
+
 Points = dict[str, list[tuple[int, float]]]
 
 

@@ -6,6 +6,7 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
@@ -59,6 +60,7 @@ def test_a_run_says_how_it_goes_and_what_to_do_next(digits_run: Path):
     assert [line for line in warnings if "Lightning's own loop" not in line] == []
 
 
+@pytest.mark.program
 def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
     overrides = [*QUICK, NO_PICTURES, "trainer.max_epochs=4", "model=mlp", "model.net.dropout=0.2"]
     # A save within an epoch would leave less to repeat.
@@ -84,6 +86,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
     assert recorded(tmp_path / "b", "train") in (steps[40:], steps[20:])
 
 
+@pytest.mark.program
 def test_the_default_learns_the_digits(tmp_path: Path):
     result = run("train.py", f"run_root={tmp_path}", RUN_ID="default")
     assert result.returncode == 0, result.stderr

@@ -104,6 +104,7 @@ def test_an_accelerator_that_is_not_there_is_refused(
         evaluated(capsys, digits_run, "--accelerator", "gpu")
 
 
+@pytest.mark.program
 def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
     from samestep.hydra import build
     from samestep.run.checkpoint import AtomicCheckpointIO
@@ -125,6 +126,7 @@ def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.program
 def test_a_missing_checkpoint_and_a_damaged_one_are_one_line(
     digits_run: Path, tmp_path: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_missing_checkpoint_and_a_damaged_one_are_one_line(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.program
 def test_a_run_without_a_best_checkpoint_is_evaluated_by_its_last_one_or_one_that_was_kept(
     shared_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_run_without_a_best_checkpoint_is_evaluated_by_its_last_one_or_one_tha
         evaluated(capsys, run_dir, *choose, "epoch-0001")
 
 
+@pytest.mark.program
 def test_a_run_that_was_sharded_over_two_ranks_is_read_by_one_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ def run_dir(digits_run: Path, tmp_path: Path) -> Path:
     return shutil.copytree(digits_run, tmp_path / "digits")
 
 
+@pytest.mark.program
 def test_each_file_is_read_as_the_documentation_says(run_dir: Path) -> None:
     result = run("-m", "samestep", "export", str(run_dir))
     assert (result.returncode, result.stderr) == (0, "")

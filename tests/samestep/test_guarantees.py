@@ -10,6 +10,8 @@ from library.tests.guarantees import *  # noqa: F403
 from samestep.hydra.option_keys import KEYS
 from tests.conftest import NO_PICTURES, run
 
+pytestmark = pytest.mark.program
+
 SMALL = "library.tests.small"
 WORDS = [
     "model=skeleton", f"model._target_={SMALL}.Net", "model.hidden_size=9", "model.lr=0.01",

@@ -98,6 +98,7 @@ def test_a_checkpoint_of_something_else_is_one_message(run_dir: Path, content: o
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
 def test_the_run_of_somebody_else_calls_nothing_that_writes(
     run_dir: Path, command: str, tmp_path: Path
@@ -122,6 +123,7 @@ def test_nothing_is_called_before_the_checkpoint_is_proven(run_dir: Path, tmp_pa
     assert not target.exists()
 
 
+@pytest.mark.program
 def test_the_run_of_somebody_else_downloads_nothing(run_dir: Path, tmp_path: Path) -> None:
     # A run could name an address, a folder and the files that are written there.
     files = {"authorized_keys": "0" * 32}
@@ -156,6 +158,7 @@ def test_a_saved_text_is_never_a_call(run_dir: Path) -> None:
     assert data.class_names[0] == text
 
 
+@pytest.mark.program
 def test_an_export_does_not_follow_a_link(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (run_dir / "export").symlink_to(tmp_path / "mine")

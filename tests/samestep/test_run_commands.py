@@ -88,6 +88,7 @@ def test_without_any_run_the_way_to_one_is_named(
         export.main([])
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
 def test_help_and_wrong_usage_need_no_torch(command: str) -> None:
     code = (
@@ -110,6 +111,7 @@ def test_help_and_wrong_usage_need_no_torch(command: str) -> None:
     assert result.stdout.endswith("False\n")
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     "words",
     [["scripts/prepare_data.py", "seed=0"], ["-m", "samestep", "evaluate", "runs/0"]],

@@ -28,6 +28,7 @@ def test_one_process_is_fit_and_nothing_is_left_behind(examine, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.program
 def test_two_processes_are_started_as_train_starts_them(tmp_path: Path):
     words = ["trainer.devices=2", f"run_root={tmp_path}"]
     result = run("-m", "samestep", "doctor", *words)

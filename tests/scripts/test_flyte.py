@@ -70,6 +70,7 @@ def pyflyte(tmp_path, words, hyperparameters):
     )  # fmt: skip
 
 
+@pytest.mark.program
 def test_a_run_of_two_processes_returns_accuracies_and_the_model(tmp_path):
     words = ["trainer.devices=2", "trainer.accelerator=cpu"]
     chosen = {"epochs": 2, "batch_size": 60, "lr": 0.002, "seed": 7, "overrides": ["model=mlp"]}
@@ -94,6 +95,7 @@ def test_a_run_of_two_processes_returns_accuracies_and_the_model(tmp_path):
     assert cfg.data.download is False
 
 
+@pytest.mark.program
 def test_wrong_values_are_refused_before_any_process_starts(tmp_path):
     wrong = pyflyte(tmp_path, QUICK, {"lr": 0.0})
     assert wrong.returncode != 0
@@ -111,6 +113,7 @@ def specifications(tmp_path, *words):
     return [json.loads(line) for line in result.stdout.splitlines()[-2:]]
 
 
+@pytest.mark.program
 def test_a_cluster_is_asked_for_what_the_configuration_says(tmp_path):
     words = ["trainer.devices=4", "cluster.memory=64Gi", "cluster.interruptible=true"]
     words += ["cluster.secret={group: wandb, key: api_key, env_var: WANDB_API_KEY}"]
@@ -149,6 +152,7 @@ def test_the_command_carries_the_overrides_as_typed():
     assert json.loads(variable.partition("=")[2]) == odd
 
 
+@pytest.mark.program
 def test_the_actions_are_commands_of_flyte(tmp_path):
     for name in ("pyflyte", "flytectl", "kubectl"):
         script = tmp_path / name
@@ -194,6 +198,7 @@ class Raises(L.Callback):
         raise self.error("boom")
 
 
+@pytest.mark.program
 def test_only_what_may_go_better_is_tried_again(tmp_path):
     (tmp_path / "fit.py").write_text(FIT)
     words = ["cluster=flyte", "cluster.max_restarts=0", "trainer.accelerator=cpu"]

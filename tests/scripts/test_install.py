@@ -90,12 +90,14 @@ def installer(target: Path) -> str:
     return (target / "tiny-1.0.dist-info/INSTALLER").read_text().strip()
 
 
+@pytest.mark.program
 def test_uv_installs_what_pip_is_told_to_find(links: Path, tmp_path: Path):
     done = start(links, tmp_path, "right", {})
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert installer(tmp_path) == "uv"
 
 
+@pytest.mark.program
 def test_pip_installs_what_uv_cannot(links: Path, tmp_path: Path):
     done = start(links, tmp_path, "right", {"UV_FIND_LINKS": str(tmp_path / "nowhere")})
     assert done.returncode == 0, done.stderr
@@ -103,6 +105,7 @@ def test_pip_installs_what_uv_cannot(links: Path, tmp_path: Path):
     assert installer(tmp_path) == "pip"
 
 
+@pytest.mark.program
 def test_a_wrong_hash_is_installed_by_neither(links: Path, tmp_path: Path):
     done = start(links, tmp_path, "wrong", {})
     assert done.returncode == 1

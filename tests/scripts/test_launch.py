@@ -4,6 +4,7 @@ import shlex
 import subprocess
 import sys
 
+import pytest
 import yaml
 
 from tests.conftest import ROOT, environment, run
@@ -12,6 +13,7 @@ from tests.launching import launch
 LAUNCH = ["-m", "samestep", "launch"]
 
 
+@pytest.mark.program
 def test_help_says_what_there_is():
     result = run(*LAUNCH, "--help")
     assert result.returncode == 0
@@ -19,6 +21,7 @@ def test_help_says_what_there_is():
         assert f"--{flag} " in result.stdout
 
 
+@pytest.mark.program
 def test_manifests_are_printed_under_the_name_of_the_run():
     result = run(*LAUNCH, "--render", "cluster=k8s", "trainer.num_nodes=2", RUN_ID="mine")
     assert (result.returncode, result.stderr) == (0, "")
@@ -42,6 +45,7 @@ def test_a_name_that_no_cluster_takes_is_not_rendered():
     assert result.stderr.endswith("for instance RUN_ID=my-run\n")
 
 
+@pytest.mark.program
 def test_what_cannot_be_done_is_refused_with_one_line():
     for words, message in (
         (["cluster=k8s", "--rendr"], "did you mean --render?"),
@@ -59,6 +63,7 @@ def test_what_cannot_be_done_is_refused_with_one_line():
     assert (result.returncode, "RUN_ID=a/b" in result.stderr) == (2, True)
 
 
+@pytest.mark.program
 def test_a_reader_that_goes_away_gets_no_traceback():
     command = shlex.join([sys.executable, *LAUNCH, "cluster=k8s", "--render"])
     result = subprocess.run(

@@ -41,6 +41,7 @@ def in_copy(root: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return run(*command, cwd=root, PYTHONPATH=f"{root}:{root / 'src'}")
 
 
+@pytest.mark.program
 def test_a_copied_model_trains_and_its_test_passes(repository: Path):
     before = files(repository)
     done = in_copy(repository, "scripts/new.py", "model", "squeeze", "--from", "cnn")
@@ -62,6 +63,7 @@ def test_a_copied_model_trains_and_its_test_passes(repository: Path):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.program
 def test_a_copied_data_set_says_what_to_fill_in(repository: Path):
     done = in_copy(repository, "scripts/new.py", "data", "birds", "--from", "folder")
     assert done.returncode == 0, done.stderr
@@ -70,6 +72,7 @@ def test_a_copied_data_set_says_what_to_fill_in(repository: Path):
     assert found["configs/data/birds.yaml"] == found["configs/data/folder.yaml"]
 
 
+@pytest.mark.program
 def test_copies_of_every_model_pass_the_linters(repository: Path):
     made = []
     for model in ("cnn", "mlp", "resnet18"):

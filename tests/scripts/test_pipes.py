@@ -12,6 +12,8 @@ import pytest
 from library.tests.programs import PATIENCE_S
 from tests.conftest import ROOT, environment
 
+pytestmark = pytest.mark.program
+
 SAMESTEP = ("-m", "samestep")
 FRESH = ["-Wdefault"]
 """An option of Python: it keeps the fork server of the tests away, which ends in its own way."""

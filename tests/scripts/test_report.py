@@ -27,6 +27,7 @@ CHROMIUM = shutil.which("chromium")
 THEMES = {"dark": 0, "light": 1}  # as Blink numbers them
 
 
+@pytest.mark.program
 def test_the_command_writes_the_page_again(digits_run: Path, tmp_path: Path):
     again = shutil.copytree(digits_run, tmp_path / digits_run.name)
     (again / page.NAME).unlink()
@@ -64,6 +65,7 @@ def test_the_page_of_a_run_is_small_and_has_all_its_parts(digits_run: Path):
     assert text.count("<td>the command line</td>") == len(QUICK) - 1  # without report=false
 
 
+@pytest.mark.program
 def test_a_run_that_is_stopped_or_fails_leaves_a_page_too(tmp_path: Path):
     words = [
         *QUICK, NO_PICTURES, "report=true", "model=mlp", f"run_root={tmp_path}",

@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import run
+
+pytestmark = pytest.mark.program
 
 
 def test_all_runs_are_listed_and_an_empty_folder_says_so(digits_run: Path, tmp_path: Path):

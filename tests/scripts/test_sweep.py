@@ -16,6 +16,8 @@ from tests.conftest import NO_PICTURES, ROOT, environment, run
 from tests.project.test_train import history
 from tests.samestep.sweep.test_search import study_of
 
+pytestmark = pytest.mark.program
+
 SWEEP = (str(ROOT / "tests/samestep_here.py"), "sweep")
 WORDS = [
     "sweep=digits_lr", "n_trials=2", "model=mlp", "trainer.max_epochs=2",

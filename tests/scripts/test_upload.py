@@ -90,6 +90,7 @@ def test_a_server_that_refuses_is_one_line_without_the_password(run_dir: Path, c
     assert "sesame99" not in error
 
 
+@pytest.mark.program
 def test_an_unreachable_bucket_gives_no_traceback(run_dir: Path):
     pytest.importorskip("s3fs", reason="needs the extra s3")
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_MAX_ATTEMPTS": "1"}

@@ -46,6 +46,7 @@ def backbone(run_dir: Path, name: str) -> dict[str, torch.Tensor]:
     return {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
 
 
+@pytest.mark.program
 def test_a_kill_after_the_backbone_is_unfrozen_changes_nothing(words: list[str], tmp_path: Path):
     """Two steps an epoch: the backbone is frozen for two steps, and learns for two.
 

@@ -21,6 +21,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
     return call
 
 
+@pytest.mark.program
 def test_a_run_learns_and_leaves_text(text_run: Path):
     final = final_metrics(text_run)
     for stage in ("train", "val", "test"):

@@ -74,6 +74,7 @@ def test_a_stopped_conversion_resumes(books: Path, tmp_path: Path, monkeypatch):
     assert (tmp_path / "stopped").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
+@pytest.mark.program
 def test_what_is_wrong_with_texts_and_files_is_one_message(books: Path, tmp_path: Path):
     target = tmp_path / "books.tokens"
     write(books, target)
@@ -171,6 +172,7 @@ def test_a_tokenizer_of_the_package(books: Path, tmp_path: Path):
         Tokenizer(content, "<x>")
 
 
+@pytest.mark.program
 def test_a_missing_package_is_one_message(books: Path, tmp_path: Path):
     (tmp_path / "tokenizers.py").write_text("raise ModuleNotFoundError('x', name='tokenizers')")
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -88,6 +88,7 @@ def anonymous_memory() -> int:
     return 1024 * int(re.findall(r"RssAnon:\s+(\d+)", text)[0])
 
 
+@pytest.mark.program
 def test_a_run_resumes_with_the_version_that_it_started_with(tables: Path, tmp_path: Path):
     root = tmp_path / "tables"
     shutil.copytree(tables, root)

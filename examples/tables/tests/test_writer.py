@@ -75,6 +75,7 @@ def test_rows_that_are_read_back_different_end_the_conversion(
         write(photos, str(tmp_path))
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("kind", ["folder", "datasets"])
 def test_tables_of_others_keep_their_columns(tmp_path: Path, kind: str):
     rows = pa.table({
@@ -120,6 +121,7 @@ def test_splits_of_hugging_face_become_tables_with_their_classes(folders: Path, 
         data_of(tmp_path / "hub", "hf")
 
 
+@pytest.mark.program
 def test_wrong_arguments_are_one_message(photos: Path):
     done = run("-m", "examples.tables.convert", "nowhere", f"{photos}/x")
     assert done.returncode == 2

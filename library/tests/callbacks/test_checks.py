@@ -250,6 +250,7 @@ def choose_on_ranks(folder: str) -> None:
     fit(Path(folder), Net, chosen_anew)
 
 
+@pytest.mark.program
 def test_ranks_that_choose_different_samples_are_rejected(tmp_path: Path):
     done = on_ranks(choose_on_ranks, str(tmp_path / "run"))
     assert done.returncode == 2, done.stderr

@@ -144,12 +144,14 @@ def train_on_streams(folder: str) -> None:
         assert is_noted == (not splits and seen.trainer.is_global_zero), out.getvalue()
 
 
+@pytest.mark.program
 @pytest.mark.filterwarnings("ignore")
 def test_a_stream_that_every_rank_reads_whole_is_named(tmp_path: Path):
     done = on_ranks(train_on_streams, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.program
 @pytest.mark.filterwarnings("ignore")
 def test_batches_that_are_divided_twice_are_found_before_the_first_step(tmp_path: Path):
     done = on_ranks(train_each, str(tmp_path))

@@ -309,6 +309,7 @@ def continue_on_ranks(folder: str) -> None:
         check_exact(Path(folder, kind.__name__), Net, kind, (1, 1), max_epochs=3)
 
 
+@pytest.mark.program
 def test_a_sampler_with_a_generator_continues_on_two_ranks(tmp_path: Path):
     # Lightning distributes it by a sampler around it, which has no generator.
     done = on_ranks(continue_on_ranks, str(tmp_path))

@@ -178,6 +178,7 @@ def compare_on_each_rank(folder: str) -> None:
     assert fit_with_savers(Path(folder) / "killed", *places, how="SIGKILL") == wanted
 
 
+@pytest.mark.program
 def test_two_ranks_agree_about_files_that_a_killed_run_has_left(tmp_path: Path):
     done = on_ranks(compare_on_each_rank, str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -129,6 +129,7 @@ def train_on_ranks(root: str, run_dir: str) -> None:
         Path(root, "of_ranks.json").write_text(json.dumps(of_ranks))
 
 
+@pytest.mark.program
 def test_hooks_draw_the_same_numbers_in_each_start_on_any_number_of_ranks(tmp_path: Path):
     whole, batches = train(tmp_path / "whole", num_sanity_val_steps=2)
     hooks = {name.split()[0].split(".")[1] for name in whole}

@@ -59,6 +59,7 @@ def train_three(folder: str) -> None:
         )
 
 
+@pytest.mark.program
 def test_a_slow_rank_is_named_once_with_what_it_waits_for(tmp_path):
     done = on_ranks(train_three, str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -75,6 +75,7 @@ def with_reports() -> list[L.Callback]:
     return [TrainJobProgress()]
 
 
+@pytest.mark.program
 def test_a_trainjob_shows_progress_and_metrics(server: StatusServer, tmp_path: Path):
     fit(tmp_path / "run", places=[(1, 1)], callbacks=with_reports)  # stopped and resumed
     paths, tokens, reports = zip(*server.got, strict=True)
@@ -98,6 +99,7 @@ def test_outside_of_a_trainjob_nothing_is_sent(tmp_path: Path, monkeypatch: pyte
     assert sent == []
 
 
+@pytest.mark.program
 def test_a_server_that_fails_is_named_once_and_harms_nothing(
     server: StatusServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -118,6 +120,7 @@ def test_a_server_that_fails_is_named_once_and_harms_nothing(
     assert "Connection refused" in capsys.readouterr().out
 
 
+@pytest.mark.program
 def test_a_run_ends_before_a_server_that_does_not_answer(
     server: StatusServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
@@ -129,6 +132,7 @@ def test_a_run_ends_before_a_server_that_does_not_answer(
     server.answers.set()
 
 
+@pytest.mark.program
 def test_a_server_with_another_certificate_does_not_get_the_token(
     server: StatusServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):

@@ -6,12 +6,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from library.tests.kit import Net, Normalized, batches, check_exact, fit, on_ranks
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.ranks import environment, process_group
+
+pytestmark = pytest.mark.program
 
 DATA = TensorDataset(torch.arange(40.0)[:, None])
 

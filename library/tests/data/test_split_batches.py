@@ -115,6 +115,7 @@ def seen(run_dir: Path) -> dict[tuple[int, int], set[float]]:
     return found
 
 
+@pytest.mark.program
 def test_steps_are_the_same_on_other_ranks_and_after_stops(tmp_path: Path):
     train_all(str(tmp_path / "whole"), None)
     for num, place in [(3, [0, 1]), (1, [1, 0]), (2, None)]:
@@ -145,6 +146,7 @@ def draw_differently(folder: str) -> None:
     fit(Path(folder) / "generator", Net, make, split_batches=True)
 
 
+@pytest.mark.program
 def test_ranks_that_draw_other_batches_are_told(tmp_path: Path):
     done = on_ranks(draw_differently, str(tmp_path))
     assert done.returncode == 2
@@ -162,6 +164,7 @@ def train_several(folder: str) -> None:
             fit(Path(folder, str(number)), Net, make, split_batches=True)
 
 
+@pytest.mark.program
 def test_several_loaders_must_be_split_equally(tmp_path: Path):
     done = on_ranks(train_several, str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -179,6 +182,7 @@ def test_a_loader_is_as_it_was_after_training(tmp_path: Path):
     assert len(part.trainer.predict(part.module, loader)) == 4
 
 
+@pytest.mark.program
 def test_the_run_names_the_flag(tmp_path: Path):
     done = on_ranks(train_plainly, str(tmp_path))
     assert "batch_size counts samples per rank" in done.stdout

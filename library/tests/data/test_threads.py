@@ -62,6 +62,7 @@ print(next(batches).tolist())
 """
 
 
+@pytest.mark.program
 def test_a_program_ends_while_reads_of_a_dead_store_are_in_flight(tmp_path: Path):
     lance.write_dataset(pa.table({"x": range(80)}), tmp_path / "rows")
     done = run_code(DEAD_STORE, str(tmp_path / "rows"))

@@ -221,6 +221,7 @@ def check_on_ranks(folder: str) -> None:
         assert len(set(ids)) == len(ids), name  # each rank draws other numbers in each epoch
 
 
+@pytest.mark.program
 def test_two_ranks_continue_exactly(tmp_path: Path):
     done = on_ranks(check_on_ranks, str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -234,6 +235,7 @@ def stop_on_ranks(folder: str) -> None:
         fit(Path(folder), Net, lambda: next(loaders), [(0, 0)], max_epochs=1)
 
 
+@pytest.mark.program
 def test_another_number_of_ranks_is_told(tmp_path: Path, capsys):
     stopped = on_ranks(stop_on_ranks, str(tmp_path))
     assert "Stopped by SIGTERM" in stopped.stdout, stopped.stderr

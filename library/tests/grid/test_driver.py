@@ -35,6 +35,7 @@ def outcome(root: Path, name: str) -> jobs.Outcome:
     return jobs.read_outcome(root / "grids/mine", name)
 
 
+@pytest.mark.program
 def test_a_job_that_fails_does_not_stop_the_others(tmp_path: Path):
     words = ["bad", "a", "killed", "b"]
     done = drive(tmp_path, *words)
@@ -54,6 +55,7 @@ def test_a_job_that_fails_does_not_stop_the_others(tmp_path: Path):
     assert "[a] hello from a\n" in drive(tmp_path, "a").stdout
 
 
+@pytest.mark.program
 def test_a_job_that_is_always_killed_fails(tmp_path: Path):
     done = drive(tmp_path, "always-killed")
     assert done.returncode == 1
@@ -61,6 +63,7 @@ def test_a_job_that_is_always_killed_fails(tmp_path: Path):
     assert "exit code -9" in done.stdout
 
 
+@pytest.mark.program
 def test_a_failure_stops_the_others_if_asked(tmp_path: Path):
     done = drive(tmp_path, "waits", "bad", "never", "--stop")
     assert done.returncode == 1
@@ -69,6 +72,7 @@ def test_a_failure_stops_the_others_if_asked(tmp_path: Path):
     assert "failed: [('bad', " in done.stdout
 
 
+@pytest.mark.program
 def test_sigterm_stops_the_jobs_and_the_same_command_continues(tmp_path: Path):
     with begin(tmp_path, "waits-1", "waits-2", "a") as first:
         until(lambda: len(starts(tmp_path)) == 2)
@@ -84,6 +88,7 @@ def test_sigterm_stops_the_jobs_and_the_same_command_continues(tmp_path: Path):
     assert sorted(starts(tmp_path)) == ["a", "waits-1", "waits-1", "waits-2", "waits-2"]
 
 
+@pytest.mark.program
 def test_a_driver_after_a_killed_one_waits_for_its_jobs(tmp_path: Path):
     """The stand-in fails where another process of its run is at work."""
     words = ["waits-1", "waits-2", "a", "b"]
@@ -106,6 +111,7 @@ def test_a_driver_after_a_killed_one_waits_for_its_jobs(tmp_path: Path):
     assert "waits-1: was trained by another process" in out
 
 
+@pytest.mark.program
 def test_two_drivers_at_once_share_the_jobs(tmp_path: Path):
     words = ["waits-1", *"abcdefgh"]
     with begin(tmp_path, *words) as first, begin(tmp_path, *words) as second:

@@ -10,6 +10,8 @@ import pytest
 from library.tests.programs import PATIENCE_S, until
 from samestep.grid.job_process import is_running, start_job
 
+pytestmark = pytest.mark.program
+
 FACTS = """
 import json, os, sys
 facts = {

@@ -10,6 +10,8 @@ import pytest
 
 from library.tests.programs import PATIENCE_S, environment, run_code, until
 
+pytestmark = pytest.mark.program
+
 SCRIPT = """
 import sys, time
 import torch

@@ -58,6 +58,7 @@ def use_group_for_gpus_only() -> None:
     store.wait(["ended-0", "ended-1"])
 
 
+@pytest.mark.program
 def test_a_group_of_nccl_alone_gets_a_group_for_the_cpu_beside_it():
     done = on_ranks(use_group_for_gpus_only)
     assert done.returncode == 0, done.stderr
@@ -98,11 +99,13 @@ def train_on_gpus_only(folder: str, **options: Any) -> None:
     assert len(parts) == 3
 
 
+@pytest.mark.program
 def test_a_run_goes_through_no_backend_that_rejects_its_tensors(tmp_path: Path):
     done = on_ranks(train_on_gpus_only, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.program
 def test_ddp_on_one_device_trains_in_the_group_that_lightning_makes(tmp_path: Path):
     code = (
         "from library.tests.ranks.test_collectives import train_on_gpus_only\n"

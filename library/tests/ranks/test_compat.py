@@ -288,6 +288,7 @@ def leave_out(folder: str, way: str) -> None:
     fit(Path(folder), lambda: LeavesOut(way), max_epochs=1, timeout_s=60.0)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("way", "names"),
     [
@@ -326,6 +327,7 @@ print("ended")
 """
 
 
+@pytest.mark.program
 def test_a_group_ends_whose_thread_needs_the_gil():
     # Only the thread has the tensor still. Before torch 2.8, dist.destroy_process_group never ends.
     assert run_code(UNFINISHED, nodes=(2,)).stdout.split() == ["ended", "ended"]

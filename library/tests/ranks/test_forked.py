@@ -49,6 +49,7 @@ def differentiate_in_a_fork() -> None:
     assert call_in_fork(differentiate, 100) == [20, 20]
 
 
+@pytest.mark.program
 def test_operations_on_the_cpu_and_their_gradients_work_in_a_fork():
     # In a process of its own: after gradients on a device, torch calculates none in forks.
     done = run_code(f"from {__name__} import differentiate_in_a_fork as test\ntest()")

@@ -48,6 +48,7 @@ for name, ranks_to_stop, max_restarts in runs:
 """
 
 
+@pytest.mark.program
 def test_stopped_ranks_are_killed_and_restarted(tmp_path: Path):
     (tmp_path / "rank.py").write_text(RANK)
     (tmp_path / "agent.py").write_text(AGENT)

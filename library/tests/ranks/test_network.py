@@ -21,6 +21,7 @@ def test_the_address_towards_a_node_is_one_of_this_node(monkeypatch: pytest.Monk
         network.address_towards("255.255.255.255")
 
 
+@pytest.mark.program
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
 @pytest.mark.parametrize("address", ["203.0.113.1", "127.0.1.1", None])
 def test_the_interface_is_the_one_that_the_kernel_chooses(address: str | None):

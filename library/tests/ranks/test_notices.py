@@ -164,6 +164,7 @@ def train_with_notice(run_dir: str) -> None:
     print(f"rank {environment.rank()} has saved {counts.num_saves} time")
 
 
+@pytest.mark.program
 def test_all_ranks_save_at_the_notice_of_one_and_go_on(tmp_path):
     done = on_ranks(train_with_notice, str(tmp_path / "mine"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -277,6 +277,7 @@ CONFIG = {"model": {"width": %s}}
 """
 
 
+@pytest.mark.program
 def test_two_ranks_with_other_configuration_and_code(tmp_path: Path):
     (tmp_path / "rank.py").write_text(RANK)
     for rank in "01":
@@ -319,6 +320,7 @@ def two_nodes():
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
+@pytest.mark.program
 @pytest.mark.skipif(bool(why := pods.why_not()), reason=why)
 def test_two_nodes_meet_through_the_interface_that_joins_them(two_nodes, tmp_path: Path):
     (tmp_path / "rank.py").write_text(RANK)

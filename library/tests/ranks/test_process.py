@@ -35,12 +35,14 @@ def shell(line: str, program: str = PROGRAM, **variables: str) -> subprocess.Com
     )  # fmt: skip
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("line", ["run >&-", "run > /dev/full", "run <&-"])
 def test_output_that_cannot_be_written_ends_nothing(line: str):
     done = shell(line)
     assert (done.returncode, done.stderr) == (3, "finished\n")
 
 
+@pytest.mark.program
 def test_stderr_may_be_lost_too():
     assert shell("run >&- 2>&-").returncode == 3
     # Characters that the terminal lacks are escaped.
@@ -49,6 +51,7 @@ def test_stderr_may_be_lost_too():
     assert done.stdout.startswith(r"gr\xfcn 0 xxx")
 
 
+@pytest.mark.program
 def test_an_unknown_backend_of_matplotlib_is_of_no_importance():
     program = """
 from samestep.ranks import interrupts, process
@@ -127,6 +130,7 @@ process.run(main)
 """
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("program", "exit_code", "text"),
     [

@@ -8,6 +8,8 @@ import pytest
 
 from samestep.ranks import process_table
 
+pytestmark = pytest.mark.program
+
 
 @pytest.mark.parametrize("has_proc", [True, False])
 def test_processes_are_found_with_and_without_proc(monkeypatch: pytest.MonkeyPatch, has_proc: bool):

@@ -34,6 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(("devices", "place"), [(2, "runs"), (1, "~/runs")])
 def test_a_name_made_of_the_time_is_one_directory(folder: Path, devices: int, place: str):
     """Under a profiler, which runs the script in names of its own."""
@@ -49,6 +50,7 @@ def test_a_name_made_of_the_time_is_one_directory(folder: Path, devices: int, pl
     assert f"Finished: {run_dir}\n" in done.stdout  # not below the current directory
 
 
+@pytest.mark.program
 def test_ranks_with_other_directories_are_rejected_before_anything_is_written(folder: Path):
     done = run_ranks("script.py", "devices=2", "runs", cwd=folder)
     assert done.returncode == 2, done.stderr

@@ -16,6 +16,8 @@ from library.tests.programs import PATIENCE_S, environment, until
 from samestep.ranks.interrupts import INTERRUPTED
 from samestep.ranks.stopping import STOPPING
 
+pytestmark = pytest.mark.program
+
 SCRIPT = """
 import json, sys, time
 from library.tests.kit import Net, batches

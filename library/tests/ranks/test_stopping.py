@@ -88,6 +88,7 @@ print(os.waitpid(child, 0)[1], flush=True)
 }
 
 
+@pytest.mark.program
 def test_when_a_signal_ends_a_process():
     # As without nohup, under which the tests may run.
     obey = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
@@ -95,6 +96,7 @@ def test_when_a_signal_ends_a_process():
     assert (done.stdout, done.stderr) == ("".join(ENDS.values()), "")
 
 
+@pytest.mark.program
 def test_nohup_keeps_a_run_from_stopping():
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     hang_up = "os.kill(os.getpid(), signal.SIGHUP); print(stopping.agreed()[:3], flush=True)"
@@ -121,6 +123,7 @@ process.run(main)
 """
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("before", ["pass", "wait_for_the_end_of_the_agent()"])
 def test_an_orphan_ends_itself(tmp_path: Path, before: str):
     script = tmp_path / "script.py"

@@ -40,6 +40,7 @@ def ask(address: str, **headers: str) -> str:
         return answer.read().decode(errors="replace")
 
 
+@pytest.mark.program
 def test_the_list_and_the_curves_follow_the_runs(served: tuple[Path, str]):
     folder, address = served
     data = json.loads(ask(f"{address}/data"))

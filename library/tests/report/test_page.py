@@ -298,6 +298,7 @@ def test_values_of_a_wrong_kind_are_left_out(tmp_path: Path, command, monkeypatc
     assert "odd one" not in report(run_dir).text
 
 
+@pytest.mark.program
 def test_a_run_that_still_trains_has_a_report(tmp_path: Path):
     run_dir = make_run(tmp_path / "one", words=("trainer.max_epochs=9",))
     (run_dir / "metrics.json").unlink()
@@ -362,6 +363,7 @@ def test_a_report_that_fails_is_a_warning(tmp_path: Path, caplog: pytest.LogCapt
     assert f"samestep report {run_dir}" in message
 
 
+@pytest.mark.program
 def test_a_run_that_starts_and_a_comparison_without_repeats_wait_for_no_library(tmp_path: Path):
     runs = [str(make_run(tmp_path / name)) for name in ("one", "two")]
     program = (

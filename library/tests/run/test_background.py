@@ -151,6 +151,7 @@ def kill_while_writing(folder: str, moment: str) -> None:
     fit(Path(folder, "killed"), max_epochs=4, callbacks=lambda: [Kills(stops)])
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=averages)])
 def test_training_goes_on_while_checkpoints_are_written(tmp_path: Path, strategy: str):
     """A save of step 5 lasts until step 8; then it holds what it should, or ends the run."""
@@ -158,6 +159,7 @@ def test_training_goes_on_while_checkpoints_are_written(tmp_path: Path, strategy
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("moment", ["half", "rename"])
 def test_a_run_killed_while_it_writes_continues_from_the_save_before(tmp_path: Path, moment: str):
     done = on_ranks(kill_while_writing, str(tmp_path), moment, num=0)

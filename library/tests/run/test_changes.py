@@ -7,6 +7,8 @@ from samestep.errors import ConfigError
 from samestep.run import lifecycle
 from samestep.run.changes import find_changes, read_config
 
+pytestmark = pytest.mark.program
+
 
 @pytest.fixture
 def run_dir(tmp_path):

@@ -319,6 +319,7 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_full_disk_is_one_message_and_keeps_what_was_there(small_disk: Path, in_background: bool):
     save(small_disk / "last.ckpt", 1)
@@ -397,6 +398,7 @@ def test_subclasses_of_tensors_are_read_as_tensors(tmp_path: Path):
     assert content["mine"]["x"][0] is marked
 
 
+@pytest.mark.program
 def test_a_quota_is_one_message_and_keeps_what_was_there(tmp_path: Path):
     save(tmp_path / "last.ckpt", 1)
     program = (

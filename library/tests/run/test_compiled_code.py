@@ -48,6 +48,7 @@ def train(folder, max_epochs):
     return done.stdout
 
 
+@pytest.mark.program
 @needs_artifacts
 def test_a_new_node_finds_what_each_rank_has_compiled(tmp_path):
     train(tmp_path, 1)

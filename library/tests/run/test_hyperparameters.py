@@ -202,6 +202,7 @@ def describe_all() -> str:
     return json.dumps({name: describe(make()) for name, (make, *_) in VALUES.items()})
 
 
+@pytest.mark.program
 def test_another_process_describes_each_value_alike():
     code = "from library.tests.run.test_hyperparameters import *\nprint(describe_all())"
     done = run_code(code)

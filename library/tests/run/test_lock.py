@@ -11,6 +11,7 @@ from samestep.errors import ConfigError
 from samestep.run import lock
 
 
+@pytest.mark.program
 def test_two_processes_do_not_share_a_run_directory(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(lock, "TIMEOUT_S", 1)
     program = (

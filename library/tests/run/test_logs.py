@@ -21,6 +21,7 @@ L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones
 """
 
 
+@pytest.mark.program
 def test_everything_is_logged_and_rank_zero_shows_warnings(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/rank-0.log").write_text("earlier\n")

@@ -27,6 +27,7 @@ def git(code: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.program
 def test_what_has_a_secret_name_is_hidden_in_uncommitted_files(checkout: Path):
     (checkout / "a.py").write_text("PASSWORD = 'hunter2'\ntoken = next(tokens)\nname = 'a'\n")
     (checkout / "b.yaml").write_text("server:\n  password: hunter2\n  user: me\n")
@@ -37,6 +38,7 @@ def test_what_has_a_secret_name_is_hidden_in_uncommitted_files(checkout: Path):
     assert "+  password: ***\n+  user: me\n" in diff
 
 
+@pytest.mark.program
 def test_uncommitted_code_is_kept_without_secrets(checkout: Path, monkeypatch: pytest.MonkeyPatch):
     assert code_state(checkout) == (git(checkout, "rev-parse", "HEAD"), "")
     monkeypatch.setenv("FAKE_SECRET", "sesame-open-123")
@@ -54,6 +56,7 @@ def test_uncommitted_code_is_kept_without_secrets(checkout: Path, monkeypatch: p
     assert (checkout / "a.py").read_text() == "new = 2  # ***\n"
 
 
+@pytest.mark.program
 def test_code_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert code_state(tmp_path) == (None, "")

@@ -127,6 +127,7 @@ def small(run_dir: Path, at: int) -> tuple[float, float]:
     return began, ended
 
 
+@pytest.mark.program
 def test_a_run_that_is_killed_twice_accounts_for_its_time(tmp_path):
     run_dir = tmp_path / "mine"
     # An epoch has eight steps, and a checkpoint at its end.

@@ -10,7 +10,7 @@ from tests import mirror
 from tests.conftest import ROOT, environment
 from tests.labs.servers.conftest import Cluster
 
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 NEW = ["cluster.volume=data", "cluster.volume_size=1Gi"]
 
 

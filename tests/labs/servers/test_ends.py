@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.labs.servers.conftest import SAVES, Cluster, Object, until
 from tests.labs.servers.test_runs import evict
 
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 
 
 FAILS_ONCE = """mkdir {folder}/$JOB_COMPLETION_INDEX && {{

@@ -9,7 +9,7 @@ from tests.labs.servers.conftest import Cluster, documents_of, plant, until
 
 OF_JOBSET = "spec.replicatedJobs.0.template.spec"
 TRAINER = "spec.template.spec.containers.0"  # of a Job
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 
 
 def test_warnings_of_the_server_are_shown(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from library.tests.programs import PATIENCE_S
 from tests.conftest import ROOT, environment
 from tests.labs.servers.conftest import Cluster, until
 
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 TRAINS = """
 case $POD in
 *-seed-0-*) ;;

@@ -15,7 +15,7 @@ import yaml
 
 from tests.labs.servers.conftest import WAIT_S, Cluster, until
 
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 COUNTS = """trap 'echo saved; exit 143' TERM; echo started; n=0
 while :; do n=$((n+1)); echo line $n; [ -e {folder}/mark ] && echo marked; sleep 0.5; done"""
 

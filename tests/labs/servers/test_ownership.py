@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT, environment
 from tests.labs.servers.conftest import WAIT_S, Cluster, Object, documents_of, until
 
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 INSTANCE = {"app.kubernetes.io/instance": "web"}
 PORTS = {"ports": [{"port": 80}], "selector": INSTANCE}
 SAFE = {

@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 from tests.labs.servers.conftest import Cluster, Object, until
 from tests.samestep.launch.test_entrypoint import TRAIN
 
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 TRAINS = f"""
 until [ -e {{folder}}/token ]; do sleep 0.1; done
 # What a cluster's DNS and kubelet do: addresses of this machine, and files within the pod.

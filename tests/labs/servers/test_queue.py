@@ -5,7 +5,7 @@ import pytest
 from tests.labs.servers.conftest import SAVES, STARTED_POD, Cluster, Object, until
 from tests.samestep.launch.test_patch import RECIPES
 
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 KUEUE = "kueue.x-k8s.io/v1beta2"
 TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
 IN_QUEUE = "cluster.queue=team"

@@ -9,7 +9,7 @@ from samestep.launch import patch, render
 from tests.labs.servers.conftest import Cluster, own_namespace, until
 from tests.samestep.launch.test_patch import BLOCKS, configured
 
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 
 
 @pytest.fixture(scope="module")

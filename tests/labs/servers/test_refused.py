@@ -11,7 +11,7 @@ import pytest
 
 from tests.labs.servers.conftest import Cluster, documents_of, own_namespace, plant, until
 
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
 POLICY = "spec.podFailurePolicy.rules"
 OF_SET = "spec.failurePolicy.rules"

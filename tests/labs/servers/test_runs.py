@@ -6,7 +6,7 @@ import pytest
 
 from tests.labs.servers.conftest import SAVES, Cluster, Object, until
 
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
 
 

@@ -17,7 +17,7 @@ from kubeflow.common.types import KubernetesBackendConfig
 from kubeflow.trainer import CustomTrainer, TrainerClient, options
 
 __all__ = ["queue"]  # a fixture
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 PAGE = (ROOT / "docs/clusters/kubeflow.md").read_text()
 CELLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 PRINTS = "for line in 0 1; do echo line $line of node $JOB_COMPLETION_INDEX; sleep 0.5; done"

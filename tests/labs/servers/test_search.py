@@ -11,7 +11,7 @@ from tests.labs.servers.conftest import Cluster
 from tests.samestep.sweep.test_search import states, study_of
 
 pytest.importorskip("optuna", reason="pip install project[sweep]")
-pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 
 
 TRIAL = """

@@ -150,6 +150,7 @@ def test_unreachable_address_is_named(tmp_path, server, arguments, address, reas
     assert len(server.requests) <= 1
 
 
+@pytest.mark.program
 def test_a_failed_download_may_be_tried_again(tmp_path: Path):
     """Exit code 1, not 2: the server may answer the next time."""
     words = ["data=mnist", f"data.root={tmp_path}/data", f"run_root={tmp_path}/runs"]
@@ -187,6 +188,7 @@ for number in range(3):
 """
 
 
+@pytest.mark.program
 def test_killed_process_leaves_nothing_to_trust_and_the_others_fetch_once(
     tmp_path, served, server, arguments
 ):

@@ -270,6 +270,7 @@ def prepare_data(*overrides, cwd):
     )  # fmt: skip
 
 
+@pytest.mark.program
 def test_script_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     done = prepare_data("data=cifar11", cwd=tmp_path)
     assert done.returncode == 2
@@ -344,6 +345,7 @@ def test_a_jpeg_that_is_cut_in_its_middle_is_refused(tmp_path: Path):
         read_image(path, 3, 64)
 
 
+@pytest.mark.program
 def test_pictures_have_the_same_bits_on_every_processor(tmp_path: Path):
     noise = np.random.default_rng(0).integers(0, 256, (301, 400, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "photo.jpg", quality=90)

@@ -285,6 +285,7 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """What train.py does with its command line, and the modules that this took."""
 
 
+@pytest.mark.program
 def test_a_command_line_is_read_without_torch(tmp_path):
     """A wrong one too: tests/samestep/with_template/test_cli.py."""
     done = subprocess.run(

@@ -15,6 +15,7 @@ from samestep.run.changes import find_changes
 from samestep.run_spec import leaves
 
 
+@pytest.mark.program
 def test_secrets_stay_out_of_the_saved_configuration(
     spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -33,6 +34,7 @@ class Kind(Enum):
     SMALL = 1
 
 
+@pytest.mark.program
 def test_values_that_are_no_text_are_saved_and_continue(compose, tmp_path: Path):
     """Those of a project's own dataclasses, as Hydra's structured configs have them."""
 
@@ -52,6 +54,7 @@ def test_values_that_are_no_text_are_saved_and_continue(compose, tmp_path: Path)
         find_changes(make_spec(Kind.SMALL, 0.0))
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("changed", "is_finished"),
     [

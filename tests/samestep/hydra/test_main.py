@@ -39,6 +39,7 @@ def test_canary_a_help_of_hydra_is_no_text(monkeypatch: pytest.MonkeyPatch):
     assert "Install or Uninstall shell completion:" in text
 
 
+@pytest.mark.program
 def test_hydra_starts_where_help_must_be_text():
     program = f"{STRICT}\nimport runpy; runpy.run_path('train.py', run_name='__main__')"
     done = run("-c", program, "--hydra-help")

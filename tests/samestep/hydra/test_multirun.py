@@ -88,6 +88,7 @@ def test_on_a_cluster_each_run_is_submitted_or_followed(monkeypatch: pytest.Monk
     assert not grid_of("cluster=slurm", "seed=0,1").is_elsewhere
 
 
+@pytest.mark.program
 def test_a_run_that_the_cluster_cannot_get_has_failed(tmp_path: Path):
     words = ["cluster=k8s", "seed=0,1", f"run_root={tmp_path}"]
     done = run("train.py", "-m", *words, RUN_ID="mine")

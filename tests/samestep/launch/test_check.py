@@ -235,6 +235,7 @@ def test_a_cluster_says_itself_what_it_fixes_and_appends():
     ]
 
 
+@pytest.mark.program
 def test_each_fault_is_said_once_without_a_traceback():
     with pytest.raises(ConfigError, match=r"^a\nb$"):
         reject(["a", "b", "a"])

@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT, environment
+
+pytestmark = pytest.mark.program
 
 
 def test_it_needs_neither_torch_nor_xdist():

@@ -85,6 +85,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         process.wait()
 
 
+@pytest.mark.program
 def test_a_wrong_configuration_ends_with_2_and_leaves_its_message(nodes: Nodes):
     nodes.start("--nnodes=1", "model.net.width=wide", "model=cnn")
     assert nodes.ends(0) == 2
@@ -120,6 +121,7 @@ def saboteur(nodes: Nodes, fault: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.program
 def test_sigterm_to_one_node_stops_all_after_saving(nodes: Nodes):
     """On Run:ai. An Indexed Job that is stopped: test_pods_find_each_other_and_one_is_replaced."""
     options = ["--nproc-per-node=1", "--max-restarts=3"]
@@ -135,6 +137,7 @@ def test_sigterm_to_one_node_stops_all_after_saving(nodes: Nodes):
     assert "Stopped by SIGTERM after step" in nodes.said(0)
 
 
+@pytest.mark.program
 def test_what_rank_zero_refuses_ends_the_other_node_quietly_with_the_same_exit_code(nodes: Nodes):
     """Only rank zero knows the reason; the other one only sees that its connections break."""
     options = ["--nproc-per-node=1", "--max-restarts=3", "--nnodes=2", "--master-addr=127.0.0.1"]
@@ -148,6 +151,7 @@ def test_what_rank_zero_refuses_ends_the_other_node_quietly_with_the_same_exit_c
     assert nodes.message(1) == "exit code 2: rank 1: error: planted rejection"
 
 
+@pytest.mark.program
 def test_a_killed_rank_is_named_with_exit_code_137(nodes: Nodes):
     nodes.start("--nproc-per-node=2", *TRAIN, *saboteur(nodes, "kill step 5 1"))
     assert nodes.ends(0) == 137
@@ -160,6 +164,7 @@ def test_a_killed_rank_is_named_with_exit_code_137(nodes: Nodes):
     assert "Traceback" in log.read_text()
 
 
+@pytest.mark.program
 def test_the_message_holds_the_error_of_the_rank_that_failed_first_without_secrets(nodes: Nodes):
     nodes.start(
         "--nproc-per-node=2", *TRAIN, *saboteur(nodes, "error step 5 1"), MY_TOKEN="planted error"
@@ -168,6 +173,7 @@ def test_the_message_holds_the_error_of_the_rank_that_failed_first_without_secre
     assert nodes.message(0) == "exit code 1: rank 1: RuntimeError: ***"
 
 
+@pytest.mark.program
 def test_missing_data_end_all_ranks_with_2_and_are_not_tried_again(nodes: Nodes):
     words = ["data=cifar10", "cluster=k8s", f"data.root={nodes.directory}"]
     nodes.start("--nproc-per-node=2", "--max-restarts=16", *words)
@@ -187,6 +193,7 @@ def test_a_message_fits_into_what_kubernetes_keeps(tmp_path: Path, monkeypatch: 
     assert message.decode().endswith("ä")
 
 
+@pytest.mark.program
 def test_a_node_that_never_comes_ends_the_wait_with_one_error(nodes: Nodes):
     endpoint = f"127.0.0.1:{free_port()}"
     options = ["--nnodes=2", "--node-rank=1", "--master-addr=nowhere.invalid"]
@@ -204,6 +211,7 @@ def test_a_node_that_never_comes_ends_the_wait_with_one_error(nodes: Nodes):
         assert nodes.message(number) == f"exit code 1: {said}"
 
 
+@pytest.mark.program
 def test_sigterm_ends_a_wait_at_once(nodes: Nodes):
     options = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1"]
     nodes.start(*options, f"--master-port={free_port()}", RUN_ID="waits")
@@ -213,6 +221,7 @@ def test_sigterm_ends_a_wait_at_once(nodes: Nodes):
     assert nodes.message(0) == "exit code 143: ended by SIGTERM before the ranks had started"
 
 
+@pytest.mark.program
 def test_ranks_whose_agent_was_killed_save_and_are_waited_for(nodes: Nodes):
     nodes.start("--nproc-per-node=2", *LONG, RUN_ID="orphans")
     nodes.wait_until(0, "epoch 1/1000  step 1/")
@@ -226,6 +235,7 @@ def test_ranks_whose_agent_was_killed_save_and_are_waited_for(nodes: Nodes):
     )
 
 
+@pytest.mark.program
 @pytest.mark.skipif(bool(WHY_NO_PODS), reason=WHY_NO_PODS)
 def test_pods_find_each_other_and_one_is_replaced(nodes: Nodes):
     """A pod of an Indexed Job is late, a name is later, and one is lost in the middle."""
@@ -258,6 +268,7 @@ def test_pods_find_each_other_and_one_is_replaced(nodes: Nodes):
     assert len(list(nodes.directory.glob("message-*"))) == 0
 
 
+@pytest.mark.program
 @pytest.mark.skipif(bool(WHY_NO_PODS), reason=WHY_NO_PODS)
 def test_workstations_whose_own_name_leads_nowhere_meet_by_c10d(nodes: Nodes):
     options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=meeting"]

@@ -15,6 +15,7 @@ def test_the_local_backend_takes_no_image():
         client.train(runtime="torch-distributed", trainer=container)
 
 
+@pytest.mark.program
 def test_the_image_refuses_the_command_of_the_container_backend():
     """That backend keeps the entry point of the image."""
     command = ["bash", "-lc", "torchrun --nproc_per_node=1 --nnodes=1 /tmp/train.py"]

@@ -14,6 +14,7 @@ LAUNCH = (str(ROOT / "tests/samestep_here.py"), "launch")
 WORDS = ["cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_nodes=2"]
 
 
+@pytest.mark.program
 def test_check_and_submit_without_kubectl_and_without_a_cluster(tmp_path):
     checked = run(*LAUNCH, *WORDS, "--check", KUBECONFIG=str(tmp_path / "none"))
     assert (checked.returncode, checked.stderr) == (0, "")
@@ -51,6 +52,7 @@ def test_the_kind_of_an_error_says_what_to_do_about_it(stderr, kind):
     assert type(kubectl.build_error(stderr)) is kind
 
 
+@pytest.mark.program
 def test_a_kubectl_that_hangs_is_ended(tmp_path, monkeypatch):
     (tmp_path / "kubectl").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "kubectl").chmod(0o755)

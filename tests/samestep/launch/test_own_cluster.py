@@ -32,6 +32,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.program
 def test_a_cluster_file_of_ones_own_needs_no_typed_names(copy: Path):
     """The manifest is of what the pods compose: they do not have configs/local."""
     variables = {"PYTHONPATH": f"{copy}:{copy / 'src'}", "KUBECONFIG": "/nowhere", "RUN_ID": "mine"}

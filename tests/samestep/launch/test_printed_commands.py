@@ -69,6 +69,7 @@ def end_well(containers, tmp_path: Path, num_ranks: int) -> None:
     assert len(list((tmp_path / "mine" / "logs").glob("rank-*.log"))) == num_ranks
 
 
+@pytest.mark.program
 def test_the_stack_of_swarm_trains_on_unequal_nodes(tmp_path: Path):
     _, (stack,) = rendered(find_printed("docs/clusters/swarm.md", "swarm"))
     # Docker replaces $$ by $; the text passes through YAML, as it does there.

@@ -26,6 +26,7 @@ def test_runai_gets_options_and_then_the_words_of_the_container(name):
     assert ("-g" in words) == (name != "runai-cpu")
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("name", ["runai", "runai-v1"])
 def test_runai_is_executed_and_a_run_is_found_by_its_name_alone(name, tmp_path):
     """Also its project, and the command line that Run:ai has."""
@@ -48,6 +49,7 @@ def test_runai_is_executed_and_a_run_is_found_by_its_name_alone(name, tmp_path):
         assert done.returncode == 3
 
 
+@pytest.mark.program
 def test_a_command_that_is_not_there_is_said_to_be_typed_elsewhere(tmp_path):
     words = [*TARGETS["runai"], OURS]
     result = launch(*words, cwd=tmp_path, PATH=str(tmp_path))

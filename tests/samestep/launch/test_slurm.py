@@ -74,6 +74,7 @@ def test_values_become_options_and_null_is_left_out():
     assert not [word for word in options("trainer.accelerator=cpu") if "gpu" in word]
 
 
+@pytest.mark.program
 def test_the_tasks_get_the_overrides_as_typed(execute):
     generator = random.Random(0)
     pieces = [*"${}()\\\n\t\"':=#- ", "${seed}", "$(RUN_ID)", "$$", "\\${", "é", "データ", "null"]
@@ -85,6 +86,7 @@ def test_the_tasks_get_the_overrides_as_typed(execute):
     assert told[start - 1 : start + 2] == [".venv/bin/python", "-m", "samestep.launch.entrypoint"]
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("exit_code", "restarts", "is_requeued"),
     [(0, 0, False), (2, 0, False), (143, 99, True), (137, 2, True),
@@ -96,6 +98,7 @@ def test_the_job_is_queued_again_by_its_exit_code(execute, exit_code, restarts, 
     assert asked == (["requeue 7"] if is_requeued else [])
 
 
+@pytest.mark.program
 def test_each_trial_is_a_run_of_its_own(execute):
     text = script('cluster.trials=["seed=1", "data.root=a b$HOME"]')
     assert "#SBATCH --array=0-1\n" in text
@@ -105,6 +108,7 @@ def test_each_trial_is_a_run_of_its_own(execute):
         assert (told[0], told[-1]) == (f"cifar-{number}", trial)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("container", "words"),
     [
@@ -146,6 +150,7 @@ def test_the_script_names_variables_and_holds_no_values():
     assert "ALL" not in line  # the whole environment would hold every secret of the shell
 
 
+@pytest.mark.program
 def test_without_slurm_one_message_says_so(tmp_path):
     words = line_of("submit", "cifar", "cluster=slurm")
     result = samestep(*words, cwd=tmp_path, RUN_ID="cifar", PATH=str(tmp_path))

@@ -68,6 +68,7 @@ def test_secrets_are_named_and_never_shown():
     assert "0123456789abcdef" not in without.stdout
 
 
+@pytest.mark.program
 @needs_docker
 @pytest.mark.parametrize(
     "words",
@@ -84,6 +85,7 @@ def test_docker_accepts_the_file(words):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.program
 @needs_docker
 def test_the_processes_get_the_overrides_as_typed():
     """Through OmegaConf, YAML and Docker's interpolation; its output loses a first line break."""
@@ -126,6 +128,7 @@ def fake_docker(tmp_path, monkeypatch):
     return told
 
 
+@pytest.mark.program
 def test_the_actions_are_commands_of_docker(fake_docker, tmp_path):
     """Those on a run find it by its name alone."""
     words = ["cluster=swarm", "cluster.image=ours:1", "trainer.max_epochs=2"]
@@ -142,6 +145,7 @@ def test_the_actions_are_commands_of_docker(fake_docker, tmp_path):
     assert sorted(call[-1] for call, _ in logs[1:]) == ["a1", "b2"]
 
 
+@pytest.mark.program
 def test_without_docker_the_command_is_shown(tmp_path):
     result = samestep("status", "cifar", "cluster=swarm", cwd=tmp_path, PATH="/nowhere")
     assert result.returncode == 1
@@ -185,6 +189,7 @@ def answers(url):
     return False
 
 
+@pytest.mark.program
 def test_a_run_fetches_from_the_data_server(data_server, tmp_path):
     miniature, url = data_server
     words = [

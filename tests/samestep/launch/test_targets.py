@@ -184,6 +184,7 @@ def test_there_are_as_many_workers_as_nodes_beside_the_master(name):
     assert "--workers=4" in command(name, "trainer.num_nodes=5")
 
 
+@pytest.mark.program
 def test_rendering_needs_neither_torch_nor_an_sdk():
     code = (
         "import sys\nfrom samestep.cli import main\n"

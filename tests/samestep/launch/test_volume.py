@@ -86,6 +86,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """What ``unshare --pid --fork`` does, as a program that starts from the fork server."""
 
 
+@pytest.mark.program
 @pytest.mark.skipif(
     subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode != 0,
     reason="needs the right to make process namespaces",

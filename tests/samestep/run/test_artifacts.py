@@ -291,6 +291,7 @@ def test_shards_are_copied_before_their_checkpoint_and_removed_after_it(tmp_path
     assert load(tmp_path / "there/mine" / last)["state_dict"]["w"].tolist() == [2, 2, 2]
 
 
+@pytest.mark.program
 def test_a_run_whose_callbacks_have_other_names_keeps_its_best_value_and_its_copy(tmp_path: Path):
     words = [
         "train.py", "~callbacks.checkpoints", "~callbacks.artifacts", *QUICK, NO_PICTURES,
@@ -333,6 +334,7 @@ def test_a_copy_replaces_checkpoints_that_are_all_damaged(tmp_path: Path):
     assert load(newest(here / "checkpoints"))["global_step"] == 2
 
 
+@pytest.mark.program
 def test_a_copy_that_has_lost_its_configuration_is_not_overwritten(spec, tmp_path: Path):
     first = spec("model=mlp", f"run_root={tmp_path}/first")
     lifecycle.open_directory(first, [])
@@ -347,6 +349,7 @@ def test_a_copy_that_has_lost_its_configuration_is_not_overwritten(spec, tmp_pat
     assert begun.ckpt_path is not None
 
 
+@pytest.mark.program
 def test_a_rejected_run_leaves_nothing_of_what_was_fetched(spec, tmp_path: Path):
     copies = [Artifacts(f"file://{tmp_path}/store", str(tmp_path), 1)]
     first = spec("model=mlp", f"run_root={tmp_path}/first")
@@ -434,6 +437,7 @@ def bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> fsspec.Abstra
     return use_bucket(s3, "bucket", monkeypatch)
 
 
+@pytest.mark.program
 def test_a_run_killed_elsewhere_ends_here_as_an_undisturbed_one(
     tmp_path: Path, s3: dict[str, str], bucket: fsspec.AbstractFileSystem
 ):
@@ -476,6 +480,7 @@ def test_a_run_killed_elsewhere_ends_here_as_an_undisturbed_one(
     assert not list(tmp_path.rglob("*evil*"))
 
 
+@pytest.mark.program
 def test_a_store_that_fails_then_hangs_stops_no_run_and_one_rank_copies(tmp_path: Path):
     overrides = [*QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", f"run_root={tmp_path}"]
     overrides += [f"{NODE}._target_=tests.samestep.run.test_artifacts.Watched"]

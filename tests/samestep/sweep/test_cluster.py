@@ -9,7 +9,7 @@ import pytest
 from library.tests.programs import PATIENCE_S
 from tests.conftest import ROOT, environment
 
-pytestmark = pytest.mark.clusters
+pytestmark = pytest.mark.program
 
 
 def test_the_manifests_are_checked_before_the_first_trial(tmp_path: Path):

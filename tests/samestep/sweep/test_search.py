@@ -19,6 +19,8 @@ from library.tests.programs import PATIENCE_S, until
 from samestep.run import record
 from tests.conftest import ROOT, environment, run, run_code
 
+pytestmark = pytest.mark.program
+
 SWEEP = str(ROOT / "tests/stand_ins/sweep.py")
 WORDS = ["sweep=digits_lr", "sampler.n_startup_trials=100", "trainer.max_epochs=4"]
 KEEP_ALL = "pruner._target_=optuna.pruners.NopPruner"

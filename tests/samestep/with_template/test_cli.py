@@ -4,6 +4,8 @@ import pytest
 
 from library.tests.test_cli import start
 
+pytestmark = pytest.mark.program
+
 
 @pytest.mark.parametrize("name", ["doctor", "launch", "sweep"])
 def test_a_wrong_override_needs_no_torch(name: str):

@@ -15,6 +15,8 @@ from samestep.hydra.compose import check
 from samestep.hydra.saved_run import evaluate
 from tests.conftest import CONFIGS, NO_PICTURES, QUICK
 
+pytestmark = pytest.mark.program
+
 
 @pytest.fixture(autouse=True)
 def restore_process() -> Iterator[None]:

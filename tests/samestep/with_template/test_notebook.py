@@ -14,6 +14,7 @@ from samestep.hydra.main import train_in_process
 from tests.conftest import NO_PICTURES, ROOT
 
 
+@pytest.mark.program
 def test_a_notebook_trains_and_gets_the_metrics_of_a_finished_run_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -13,6 +13,8 @@ from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_metrics, run_ran
 from tests.project.test_train import record, recorded
 from tests.slow_rank import losses, slow_net
 
+pytestmark = pytest.mark.program
+
 # 33 images are slices of 17 and 16; accumulated, they are batches of 16 and 17.
 TRAIN = [*REFERENCE, "trainer.max_epochs=1", "data.global_batch_size=33"]
 

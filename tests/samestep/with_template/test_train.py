@@ -40,6 +40,7 @@ def test_a_finished_run_is_left_alone(digits_run: Path):
     assert times() == before
 
 
+@pytest.mark.program
 def test_another_configuration_is_not_continued(digits_run: Path):
     overrides = [*QUICK, "model=mlp", f"run_root={digits_run.parent}"]
     result = run("train.py", *overrides, RUN_ID="digits")
@@ -48,6 +49,7 @@ def test_another_configuration_is_not_continued(digits_run: Path):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.program
 def test_two_ranks_of_torchrun_see_and_learn_what_one_rank_does(
     reference_run: Path, tmp_path: Path
 ):
@@ -66,6 +68,7 @@ def test_two_ranks_of_torchrun_see_and_learn_what_one_rank_does(
     assert two == pytest.approx(one, abs=1e-4)
 
 
+@pytest.mark.program
 def test_ranks_without_a_run_id_share_one_directory(tmp_path: Path):
     overrides = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", f"run_root={tmp_path}"]
     result = run_ranks("train.py", *QUICK, NO_PICTURES, "model=mlp", *overrides)
@@ -75,6 +78,7 @@ def test_ranks_without_a_run_id_share_one_directory(tmp_path: Path):
     assert (run_dir / "metrics.json").exists()
 
 
+@pytest.mark.program
 def test_a_grid_whose_driver_is_killed_equals_a_loop_in_a_shell(tmp_path: Path):
     words = [
         *QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", "trainer.devices=2",
@@ -108,6 +112,7 @@ def test_a_grid_whose_driver_is_killed_equals_a_loop_in_a_shell(tmp_path: Path):
     ]  # fmt: skip
 
 
+@pytest.mark.program
 def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):
     command = ["train.py", *QUICK[1:], "model=mlp", "model/lr_scheduler=one_cycle"]
     command += [f"run_root={tmp_path}", "report=false"]

@@ -9,6 +9,8 @@ import pytest
 from samestep.verify.main import main
 from tests.conftest import NO_PICTURES, ROOT, environment
 
+pytestmark = pytest.mark.program
+
 
 def test_the_template_is_identical(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
