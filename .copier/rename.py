@@ -9,6 +9,7 @@ python rename.py TEMPLATE PACKAGE NAME
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 FOLDERS = re.compile(r"^(src|tests)/project(?=/)")
@@ -52,7 +53,9 @@ def main(template: Path, package: str, name: str) -> None:
         renamed.parent.mkdir(parents=True, exist_ok=True)
         path.replace(renamed)
         if path.suffix in {".py", ".yaml", ".yml", ".md", ".toml", ".sh", ""}:
-            renamed.write_text(rename(renamed.read_text("utf-8"), package, name), "utf-8")
+            # A checkout may hold other files that are no text, such as data: they stay as they are.
+            with suppress(UnicodeDecodeError):
+                renamed.write_text(rename(renamed.read_text("utf-8"), package, name), "utf-8")
     for folder in (Path("src/project"), Path("tests/project"), Path(".copier")):
         for empty in (*sorted(folder.rglob("*"), reverse=True), folder):
             if empty.is_dir() and not any(empty.iterdir()):

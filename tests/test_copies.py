@@ -107,7 +107,7 @@ def find_old_names(copy: Path) -> list[str]:
     for name in git(copy, "ls-files").splitlines():
         if name.startswith(("library/", "requirements")) or name.endswith((".xz", ".png", ".svg")):
             continue
-        lines = (copy / name).read_text().splitlines()
+        lines = (copy / name).read_text(errors="replace").splitlines()
         found += [f"{name}: {line}" for line in lines if re.search(words, line)]
     return found
 
@@ -413,6 +413,21 @@ def test_the_address_of_the_template_is_true_from_anywhere(tmp_path: Path, monke
         make_absolute(answers)
 
 
+def test_a_file_that_is_no_text_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An untracked file of the checkout, which Copier copies too."""
+    main = runpy.run_path(str(ROOT / ".copier/rename.py"))["main"]
+    data, code = b"from project import\r\n\xff\x00", "from project.model import net\n"
+    template, copy = tmp_path / "template", tmp_path / "copy"
+    for folder in (template, copy):
+        (folder / "src/project").mkdir(parents=True)
+        (folder / "src/project/samples").write_bytes(data)
+        (folder / "src/project/net.py").write_text(code)
+    monkeypatch.chdir(copy)
+    main(template, "birds", "birds")
+    assert (copy / "src/birds/samples").read_bytes() == data
+    assert (copy / "src/birds/net.py").read_text() == code.replace("project", "birds")
+
+
 def test_names_of_any_length_keep_the_style(template: Path, tmp_path: Path):
     """A line with a longer or shorter name could be wrapped differently: 1 to 40 letters."""
     longest = ("bird-songs-" * 4)[:39] + "x"
@@ -460,4 +475,5 @@ def test_a_reader_of_the_repository_sees_no_statement_of_copier():
         path = ROOT / name
         if name == "copier.yml" or name.endswith((".jinja", ".png", ".xz")) or not path.is_file():
             continue
-        assert not re.search(r"\[%|%\]|\[= |# copier:|<!-- copier:", path.read_text()), name
+        text = path.read_text(errors="replace")
+        assert not re.search(r"\[%|%\]|\[= |# copier:|<!-- copier:", text), name

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from samestep import load_run
+from samestep.export import licence_of_project
 from samestep.model_files import ExportError, export_run
 from tests.conftest import ROOT, run
 
@@ -120,3 +121,23 @@ def test_a_net_that_would_come_out_different_leaves_what_was_there(
     with pytest.raises(ExportError, match=re.escape(message)):
         export_run(run_dir, model, data)
     assert sorted(run_dir.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "licence"),
+    [
+        ('[project]\nlicense = "MIT"\n', "MIT"),
+        ('[project]\nname = "a"\n', None),
+        ("[tool.ruff]\nline-length = 100\n", None),
+        (None, None),
+    ],
+)
+def test_the_licence_is_that_of_the_project_if_it_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, licence: str | None
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/train.yaml").touch()
+    if text is not None:
+        (tmp_path / "pyproject.toml").write_text(text)
+    monkeypatch.setenv("SAMESTEP_PROJECT", str(tmp_path))
+    assert licence_of_project() == licence

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from samestep.model_card import read_metrics, write_card
@@ -67,6 +68,15 @@ def test_the_hub_reads_the_metadata(run_dir: Path):
     assert result.metric_value == 0.75
     assert result.dataset_name == "folder"
     assert result.task_type == "image-classification"
+
+
+@pytest.mark.parametrize("name", ["test/loss", "test_loss", "loss/test", "loss_test"])
+def test_the_type_of_a_metric_is_its_name_without_the_stage(run_dir: Path, name: str):
+    (run_dir / "metrics.json").write_text(json.dumps({name: 0.5}))
+    page = write_card(run_dir, "best", [], num_weights=1, licence=None, inputs=INPUTS)
+    front = yaml.safe_load(page.split("---\n")[1])
+    (metric,) = front["model-index"][0]["results"][0]["metrics"]
+    assert metric == {"type": "loss", "name": name, "value": 0.5}
 
 
 def test_the_page_has_no_secrets_and_no_places(run_dir: Path):

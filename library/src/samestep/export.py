@@ -48,5 +48,7 @@ def licence_of_project() -> str | None:
     path = project_folder() / "pyproject.toml"
     if not path.is_file():
         return None
-    licence = tomllib.loads(path.read_text("utf-8"))["project"].get("license")
+    # A file that only configures tools has no [project].
+    project = tomllib.loads(path.read_text("utf-8")).get("project", {})
+    licence = project.get("license")
     return licence if isinstance(licence, str) else None

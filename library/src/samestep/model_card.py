@@ -118,7 +118,9 @@ def front_matter(
     if metrics:
         values = []
         for name, value in metrics.items():
-            values.append({"type": name[5:], "name": name, "value": value})
+            # The stage stands at either end, as `is_of_test` knows it.
+            kind = re.sub(r"^test[/_]|[/_]test$", "", name)
+            values.append({"type": kind, "name": name, "value": value})
         data = str(cfg.choices.data)
         dataset = {"name": data, "type": data}
         result = {"task": {"type": task}, "dataset": dataset, "metrics": values}

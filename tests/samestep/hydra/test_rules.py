@@ -71,6 +71,13 @@ def test_the_message_says_value_rule_and_remedy():
     )
 
 
+@pytest.mark.parametrize("typed", ["0", "[1,3]"])
+def test_the_message_about_devices_names_only_what_is_valid(typed: str):
+    message = fault(f"trainer.devices={typed}").partition(": ")[2]
+    expected = "must be auto or a whole number at least 1 (CUDA_VISIBLE_DEVICES=1,3 chooses GPUs)"
+    assert message == expected
+
+
 def test_the_name_of_the_best_checkpoint_cannot_be_changed():
     assert "no such key" in fault("callbacks.checkpoints.filename=latest")
 

@@ -51,8 +51,12 @@ SIZE = Rule(
 CPUS = Rule("text such as 500m", lambda v: bool(re.fullmatch(r"[1-9]\d*m?", str(v))))
 # Lightning's value for no limit.
 NO_LIMIT = Rule("-1 (no limit)", whole(-1, -1).holds)
-# A cluster numbers the GPUs of each node itself.
-NO_GPU_NUMBERS = Rule("the number of GPUs whose names are in CUDA_VISIBLE_DEVICES", lambda v: False)
+# No numbers of GPUs: a cluster numbers those of each node itself.
+DEVICES = Rule(
+    "auto or a whole number at least 1 (CUDA_VISIBLE_DEVICES=1,3 chooses GPUs)",
+    (one_of("auto") | whole(1)).holds,
+    ("auto",),
+)
 DURATION = matching(
     "text such as 00:12:00:00, which is days:hours:minutes:seconds", r"\d+:\d\d:\d\d:\d\d"
 )
@@ -85,7 +89,7 @@ FORBIDDEN = {
 }
 OF_TRAINER = {
     "trainer.accelerator": one_of("auto", "cpu", "gpu", "mps", "tpu"),
-    "trainer.devices": one_of("auto") | whole(1) | NO_GPU_NUMBERS,
+    "trainer.devices": DEVICES,
     "trainer.num_nodes": whole(1),
     "trainer.strategy": one_of("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp") | NODE,
     "trainer.precision": one_of(*PRECISIONS),
