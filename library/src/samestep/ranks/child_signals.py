@@ -95,6 +95,8 @@ def kill_to_terminate(process: BaseProcess) -> None:
 
 def kill_daemons() -> None:
     """Kill the processes of multiprocessing that must not outlive this one."""
+    # torch's handler raises when a loader process is killed, here in any function of the exit.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()
