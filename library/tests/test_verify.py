@@ -1,16 +1,20 @@
 """``samestep verify`` on plain scripts: what it finds, and what it leaves alone."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from library.tests.programs import environment, until
+from library.tests.programs import PATIENCE_S, environment, until
 from samestep.verify.experiments import IDENTICAL, STOPPED_WITHIN, Cell, Experiments, Settings
 from samestep.verify.main import main
+from samestep.verify.program import Programs
 
 SCRIPT = """
 import os
@@ -207,10 +211,7 @@ def test_an_interrupted_verify_leaves_no_program_behind(folder: Path, signum: in
     (folder / "script.py").write_text(
         f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)"
     )
-    # An option of Python, so that tests/fork_server.py starts neither: a program that it has forked
-    # runs, and is seen here, before verify knows its process id.
-    python = [sys.executable, "-X", "utf8"]
-    command = [*python, "-m", "samestep", "verify", "--", sys.executable, "script.py"]
+    command = [sys.executable, "-m", "samestep", "verify", "--", sys.executable, "script.py"]
     with subprocess.Popen(
         command, cwd=folder, env=environment(TMPDIR=str(scratch)), stderr=subprocess.PIPE
     ) as verify_process:
@@ -219,3 +220,44 @@ def test_an_interrupted_verify_leaves_no_program_behind(folder: Path, signum: in
     assert verify_process.returncode == code
     until(lambda: not is_alive(pid_file.read_text()))
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.program
+def test_a_signal_while_a_program_is_started_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Python has started the program, and verify does not know it yet."""
+    ends = threading.Event()
+    end_all = Programs.end_all
+
+    class Started(subprocess.Popen[bytes]):
+        seconds: float | None = None
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+            # In the main thread the handler has raised by now.
+            assert ends.wait(PATIENCE_S)
+
+        def wait(self, timeout: float | None = None) -> int:
+            self.seconds = self.seconds or timeout
+            return super().wait(timeout)
+
+    started: list[Started] = []
+
+    def end_all_and_say(programs: Programs) -> None:
+        end_all(programs)
+        ends.set()
+
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    monkeypatch.setattr(Programs, "end_all", end_all_and_say)
+    with pytest.raises(SystemExit, match="143"):
+        main([f"--keep={tmp_path / 'kept'}", "--timeout-s=1", "--", "sleep", "1000"])
+    (process,) = started
+    try:
+        assert process.returncode == -signal.SIGKILL
+        assert process.seconds is None, "verify has waited for its end"
+    finally:
+        process.kill()
+        process.wait()

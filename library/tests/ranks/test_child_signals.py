@@ -121,7 +121,7 @@ def test_a_signal_while_the_processes_start_saves(tmp_path: Path, method: str):
 
 @pytest.mark.program
 def test_a_rank_ends_its_processes_where_they_cannot_tell_who_sends_a_signal(tmp_path: Path):
-    """As on macOS. One is left when the rank ends: Python waits for it, and torch does not raise."""
+    """As on macOS. One is left at the end: Python waits for it, and torch raises nothing."""
     (tmp_path / "script.py").write_text(LEFT)
     # With an option, so that the fork server does not run it, whose programs skip Python's own end.
     done = run("-B", "script.py", cwd=tmp_path)

@@ -17,16 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.ranks.failure import EXIT_SIGTERM
-from samestep.verify import compare, known_notes, program, records
+from samestep.verify import compare, known_notes, records
 from samestep.verify.compare import Difference
 from samestep.verify.known_notes import INTERRUPTED, RANKS, KnownNote
 from samestep.verify.plan import Plan, done_file
-from samestep.verify.program import Attempt
+from samestep.verify.program import Attempt, Programs
 from samestep.verify.records import Place, Rank
 
 UNDISTURBED, AGAIN = "undisturbed", "undisturbed again"
@@ -121,6 +121,7 @@ class Run(NamedTuple):
         return self.run_dirs[0]
 
 
+Result = TypeVar("Result")
 Task = Callable[[], dict[str, Cell]]
 """Some experiments: returns their cells."""
 
@@ -136,6 +137,7 @@ class Experiments:
     def __init__(self, settings: Settings, show: Callable[[str], object] = str) -> None:
         self.settings = settings
         self.show = show
+        self._programs = Programs()
         self._num_wanted = 0
         self._num_done = 0
         self.undisturbed = Run(UNDISTURBED, [], [])
@@ -175,7 +177,7 @@ class Experiments:
         """The cells of these experiments, or of all of them, in the order of the table."""
         wanted = [name for name in self.names() if not chosen or name in chosen]
         started = self._begin(UNDISTURBED)
-        undisturbed = self._run_undisturbed()
+        (undisturbed,) = self._run_tasks([self._run_undisturbed])
         is_useful = undisturbed.word not in (REJECTED, FAILED)
         # A run that never accumulates has no such place, and the table no such line.
         if is_useful and STOPPED_WITHIN in wanted and self._choose_place(STOPPED_WITHIN) is None:
@@ -203,13 +205,13 @@ class Experiments:
             tasks.append(partial(self._run_on_ranks, stops=self.ranks_stopped in wanted))
         return tasks
 
-    def _run_tasks(self, tasks: Sequence[Task]) -> Iterator[dict[str, Cell]]:
+    def _run_tasks(self, tasks: Sequence[Callable[[], Result]]) -> Iterator[Result]:
         with ThreadPoolExecutor(self.settings.jobs) as pool:
             try:
                 yield from pool.map(lambda task: task(), tasks)
             except BaseException:
                 # Such as Ctrl-C: the programs have sessions of their own, and do not get it.
-                program.end_all()
+                self._programs.end_all()
                 raise
 
     def _timed(self, name: str, function: Callable[[], Cell]) -> dict[str, Cell]:
@@ -264,7 +266,7 @@ class Experiments:
         if plan.accelerator == "cpu" and any(Path("/dev").glob("nvidia[0-9]*")):
             # The ranks meet before the Trainer says what they compute on.
             variables["CUDA_VISIBLE_DEVICES"] = ""
-        return program.run(settings.command, workplace, variables, settings.timeout_s)
+        return self._programs.run(settings.command, workplace, variables, settings.timeout_s)
 
     def _run(self, plan: Plan, name: str) -> Run:
         """A run that is not harmed."""

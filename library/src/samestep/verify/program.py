@@ -19,10 +19,6 @@ TIMED_OUT = 124  # as of timeout(1)
 LOOKS_LIKE_AN_ERROR = re.compile(rf"(\w+\.)*\w*Error\b|{PREFIX}")
 
 
-_running: set["subprocess.Popen[bytes]"] = set()
-_must_end = threading.Event()
-
-
 class Ended(Exception):
     """No program may be started any more."""
 
@@ -61,43 +57,61 @@ class Attempt(NamedTuple):
         return f"exit code {self.code}: {chosen[:200]}"
 
 
-def run(
-    command: Sequence[str], folder: Path, variables: Mapping[str, str], timeout_s: float
-) -> Attempt:
-    """Run a command in a folder, and end it with all its ranks when it takes too long.
+class Programs:
+    """The programs of some experiments, of which all end when one must.
 
-    Raises:
-        Ended: after ``end_all``.
-        OSError: if it cannot be started.
+    A signal raises in the main thread only. There it could come while a program is started, whose
+    number nothing knows yet: so other threads call ``run``, and the main thread ``end_all``.
     """
-    if _must_end.is_set():
-        raise Ended
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
-        # In a session of its own: a Ctrl-C is for us, and we end all of its ranks.
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=dict(variables),
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        # For ``end_all``, as an exception reaches the main thread only.
-        _running.add(process)
-        try:
-            # It may have been called since the program was started, and not have found it.
-            if _must_end.is_set():
-                raise Ended
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            code = TIMED_OUT
-        finally:
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._must_end = threading.Event()
+
+    def run(
+        self, command: Sequence[str], folder: Path, variables: Mapping[str, str], timeout_s: float
+    ) -> Attempt:
+        """Run a command in a folder, and end it with all its ranks when it takes too long.
+
+        Raises:
+            Ended: after ``end_all``.
+            OSError: if it cannot be started.
+        """
+        assert threading.current_thread() is not threading.main_thread()
+        if self._must_end.is_set():
+            raise Ended
+        with tempfile.TemporaryFile("w+", errors="replace") as said:
+            # In a session of its own: a Ctrl-C is for us, and we end all of its ranks.
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._running.add(process)
+            try:
+                # ``end_all`` may have been called since the program was started, and not have
+                # found it.
+                if self._must_end.is_set():
+                    raise Ended
+                code = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                code = TIMED_OUT
+            finally:
+                end_with_ranks(process)
+                self._running.discard(process)
+            said.seek(0)
+            before, _, after = said.read().partition(FIRST_STEP)
+        return Attempt(code, before, after)
+
+    def end_all(self) -> None:
+        """Kill all programs that other threads wait for; none is started from now on."""
+        self._must_end.set()
+        for process in list(self._running):
             end_with_ranks(process)
-            _running.discard(process)
-        said.seek(0)
-        before, _, after = said.read().partition(FIRST_STEP)
-    return Attempt(code, before, after)
 
 
 def end_with_ranks(process: "subprocess.Popen[bytes]") -> None:
@@ -109,10 +123,3 @@ def end_with_ranks(process: "subprocess.Popen[bytes]") -> None:
         with suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
     process.wait()
-
-
-def end_all() -> None:
-    """Kill all programs that other threads are waiting for; none is started from now on."""
-    _must_end.set()
-    for process in list(_running):
-        end_with_ranks(process)
