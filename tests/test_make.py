@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.program
 
 ROOT = Path(__file__).parents[1]
 # Stands in for Python and pip: writes down each command, and kills itself at a given one.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.program
 
 ROOT = Path(__file__).parents[1]
 

@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 
 from library.tests.programs import PATIENCE_S, environment, run
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.program
 
 LIBRARY = Path(__file__).parents[1]
 SOURCES = {
