@@ -41,6 +41,28 @@ def test_an_etcd_that_is_lost_while_ranks_are_assigned_is_one_restart(
         agent.launch(config, ["script.py"], by_etcd)
 
 
+SOME_FAIL = """
+import os, time
+from samestep.errors import ConfigError
+from samestep.ranks.failure import ErrorHook
+
+ErrorHook.install()
+if os.environ["LOCAL_RANK"] in os.environ["WRONG"]:
+    raise ConfigError("lr=-1: must be above 0")
+time.sleep(1000)
+"""
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("wrong", ["0", "1", "01"])
+def test_an_error_of_the_first_ranks_is_printed_once(tmp_path: Path, wrong: str):
+    """Until the ranks meet all raise the same, and the agent ends those that have not yet."""
+    (tmp_path / "script.py").write_text(SOME_FAIL)
+    words = ["-m", "samestep", "run", "--nproc-per-node=2", "script.py"]
+    done = run(*words, cwd=tmp_path, WRONG=wrong)
+    assert (done.returncode, done.stderr) == (2, "error: lr=-1: must be above 0\n")
+
+
 PROGRAM = """
 import json, sys
 from samestep.errors import ConfigError

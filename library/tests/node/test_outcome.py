@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from samestep.node import outcome
 from samestep.node.outcome import Outcome
-from samestep.ranks.failure import LOST
+from samestep.ranks.failure import BY_AGENT, LOST
 
 
 def failed(ranks: list[tuple[int, int, str, int]]) -> Any:
@@ -64,6 +64,14 @@ def test_the_rank_that_failed_first(ranks: list[tuple[int, int, str, int]], firs
 )
 def test_one_exit_code_and_one_cause(ranks: list[tuple[int, int, str, int]], expected: Outcome):
     assert outcome.outcome_of(failed(ranks)) == expected
+
+
+def test_an_error_that_ranks_leave_to_the_agent_is_printed_by_it():
+    """Whether the others have left it too, or were ended before."""
+    for other in (143, 0, "", 0), (2, 0, "error: seed=x", 1):
+        failures = failed([other, (2, 0, "error: seed=x", 0)])
+        failures[1].error_file_data["message"]["extraInfo"]["printing_rank"] = BY_AGENT
+        assert outcome.outcome_of(failures) == Outcome(2, "error: seed=x")
 
 
 @pytest.mark.parametrize(

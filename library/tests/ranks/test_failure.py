@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import failure, process_group
+from samestep.ranks import environment, failure, process_group
 
 
 @pytest.fixture
@@ -79,6 +80,27 @@ def test_before_the_ranks_meet_one_of_a_node_prints_what_all_raise(rank_one, cap
     monkeypatch.setenv("LOCAL_RANK", "1")
     failure.report(RunError("no route"))
     assert capsys.readouterr().err == "error: no route\n"
+
+
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_before_the_ranks_meet_our_agent_prints_what_all_raise(
+    rank_one: Path, capsys, monkeypatch, local_rank: str
+):
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setenv(environment.AGENT, str(environment.parent()))
+    failure.report(ConfigError("lr=-1"))
+    assert capsys.readouterr().err == ""
+    left = json.loads(rank_one.read_text())["message"]
+    assert left["message"] == "error: lr=-1"
+    assert left["extraInfo"]["printing_rank"] == failure.BY_AGENT
+
+
+def test_a_program_that_a_rank_starts_prints_its_errors(rank_one: Path, capsys, monkeypatch):
+    """It inherits the variables of the rank, and no agent knows it."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv(environment.AGENT, str(os.getpid()))
+    failure.report(ConfigError("lr=-1"))
+    assert capsys.readouterr().err == "error: lr=-1\n"
 
 
 def test_an_error_file_that_cannot_be_written_is_no_second_error(rank_one: Path, monkeypatch):

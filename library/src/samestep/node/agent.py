@@ -18,7 +18,7 @@ from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
 from samestep.node.requests import Requests
 from samestep.option_names import option, setting
 from samestep.ranks import environment, heartbeat
-from samestep.ranks.failure import EXIT_ERROR
+from samestep.ranks.failure import EXIT_ERROR, PREFIX
 from samestep.ranks.heartbeat import HungRanks
 from samestep.ranks.secrets import redact
 
@@ -112,7 +112,7 @@ def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:
 def report(outcome: Outcome) -> int:
     """Print why the processes failed, unless a rank has printed it; return the exit code."""
     if outcome.cause and not outcome.is_printed:
-        print(f"error: {redact(outcome.cause)}", file=sys.stderr)
+        print(f"{PREFIX}{redact(outcome.cause.removeprefix(PREFIX))}", file=sys.stderr)
     return outcome.exit_code
 
 
@@ -199,7 +199,8 @@ def set_signals(config: "LaunchConfig") -> None:
 
 def run_agents(config: "LaunchConfig", spec: "WorkerSpec", rendezvous: Rendezvous) -> Outcome:
     """Run torchrun's agents, one after the other, until the processes succeed or must stop."""
-    with tempfile.TemporaryDirectory(prefix="heartbeats-", ignore_cleanup_errors=True) as folder:
+    heartbeats = tempfile.TemporaryDirectory(prefix="heartbeats-", ignore_cleanup_errors=True)
+    with heartbeats as folder, environment.as_agent():
         environment.set_variable(heartbeat.FOLDER, folder)
         hung_ranks = HungRanks(Path(folder))
         requests = Requests(Path(folder))

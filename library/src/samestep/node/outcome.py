@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from samestep.ranks.failure import (
+    BY_AGENT,
     EXIT_CONFIG,
     EXIT_ERROR,
     EXIT_REQUEUED,
@@ -35,7 +36,7 @@ def outcome_of(failures: "Mapping[int, ProcessFailure]") -> Outcome:
     # them.
     if not failures:
         return Outcome(EXIT_ERROR, "a rank hangs in the kernel, in a driver or a file system")
-    messages = {rank: report_of(failure)[0] for rank, failure in failures.items()}
+    messages = {rank: report_of(failure).message for rank, failure in failures.items()}
     rank = first_rank(failures)
     code = failures[rank].exitcode
     if code in STOPPED:
@@ -47,16 +48,19 @@ def outcome_of(failures: "Mapping[int, ProcessFailure]") -> Outcome:
     rank = rank_to_name(rank, messages)
     if not messages[rank]:
         return Outcome(code, f"rank {rank} ended with exit code {code} and without a message")
+    if report_of(failures[rank]).printing_rank == BY_AGENT:
+        # It names no rank: all of the node raise it.
+        return Outcome(code, messages[rank])
     return Outcome(code, f"rank {rank}: {messages[rank]}", is_printed=True)
 
 
 def rank_to_name(first: int, messages: Mapping[int, str]) -> int:
     """The rank whose message is shown: the first that failed, unless another one knows more."""
     # A rank that names what the user can mend says more than one that has lost the others.
-    explaining = [rank for rank, message in messages.items() if message.startswith(PREFIX)]
-    if not explaining or first in explaining:
-        return first
-    return explaining[0]
+    for rank in (first, *messages):
+        if messages[rank].startswith(PREFIX):
+            return rank
+    return first
 
 
 def outcome_of_signal(rank: int, signum: int, message: str) -> Outcome:
@@ -88,7 +92,7 @@ def first_rank(failures: "Mapping[int, ProcessFailure]") -> int:
 
     def order(rank: int) -> tuple[bool, bool, bool, bool, bool, int]:
         failure = failures[rank]
-        message, time_ns = report_of(failure)
+        report = report_of(failure)
         is_late = failure.timestamp > first + 1
         was_stopped = failure.exitcode in STOPPED
         was_killed = failure.exitcode < 0
@@ -96,28 +100,39 @@ def first_rank(failures: "Mapping[int, ProcessFailure]") -> int:
         return (
             is_late,
             was_stopped,
-            LOST in message,
+            LOST in report.message,
             not was_killed,
-            not message.startswith(PREFIX),
-            time_ns,
+            not report.message.startswith(PREFIX),
+            report.time_ns,
         )
 
     return min(failures, key=order)
 
 
-def report_of(failure: "ProcessFailure") -> tuple[str, int]:
-    """Return what a rank has left for its agent, and when in nanoseconds.
+class Report(NamedTuple):
+    """What a rank has left for its agent; the message is empty if it has left nothing."""
 
-    ``samestep.ranks.failure`` writes it. If the rank has left nothing, the message is empty, and
-    the time is torch's in whole seconds.
+    message: str
+    time_ns: int
+    printing_rank: int | None = None
+
+
+def report_of(failure: "ProcessFailure") -> Report:
+    """What a rank has left for its agent, which ``samestep.ranks.failure`` writes.
+
+    If it has left nothing, the time is torch's in whole seconds.
     """
     report = failure.error_file_data.get("message")
+    time_ns = failure.timestamp * 10**9
     # Without an error file torch makes a text of its own.
     if not isinstance(report, dict):
-        return "", failure.timestamp * 10**9
+        return Report("", time_ns)
     extra = report.get("extraInfo", {})
-    time_ns = extra.get("time_ns", failure.timestamp * 10**9)
-    return str(report.get("message", "")), int(time_ns)
+    return Report(
+        str(report.get("message", "")),
+        int(extra.get("time_ns", time_ns)),
+        extra.get("printing_rank"),
+    )
 
 
 def is_final(failures: "Mapping[int, ProcessFailure]", config: "LaunchConfig") -> bool:

@@ -9,7 +9,8 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ VERIFY = "SAMESTEP_VERIFY"  # the plan of one program that `samestep verify` has
 RUN_DIRS = "SAMESTEP_RUN_DIRS"  # what a Trainer that starts ranks hands on to them, as JSON
 ON_CLUSTER = "SAMESTEP_ON_CLUSTER"  # set by the entry point of a cluster's node
 SHUTDOWN_S = "SAMESTEP_SHUTDOWN_S"  # the same: seconds that the ranks have to save after SIGTERM
+AGENT = "SAMESTEP_AGENT"  # the process id of our agent, for its ranks
 TRAINJOB_SERVER = "KUBEFLOW_TRAINER_SERVER_URL"  # where a TrainJob takes reports of progress
 
 _parent = 0  # the process that has started this program; 0 where none was noted
@@ -146,6 +148,22 @@ def remember_parent() -> None:
 def parent() -> int:
     """The process that started this program; it may have ended since."""
     return _parent or os.getppid()
+
+
+@contextmanager
+def as_agent() -> Iterator[None]:
+    """Be the agent of the processes that are started within the block."""
+    set_variable(AGENT, str(os.getpid()))
+    try:
+        yield
+    finally:
+        unset_variables([AGENT])
+
+
+def has_our_agent() -> bool:
+    """Whether this process is a rank that our agent has started, not torchrun's own."""
+    # A process that a rank starts inherits the variable.
+    return variable(AGENT) == str(parent())
 
 
 def verify_plan() -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ EXIT_SIGTERM = 128 + signal.SIGTERM  # 143: stopped after saving
 EXIT_REQUEUED = 128 + signal.SIGUSR1  # 138: stopped after saving, and Slurm starts the job again
 ASKS = {signal.SIGUSR1, signal.SIGUSR2}  # signals that ask a run to save
 PREFIX = "error: "  # begins the message of an error that the user can mend
+BY_AGENT = -1  # in place of the rank that prints an error
 LOST = "has lost its connection to another rank"
 
 # What gloo and NCCL say when the process at the other end of a connection has ended.
@@ -44,9 +45,10 @@ class LostOtherRank(Exception):
 class OtherRankFailed(Exception):
     """Another rank failed first, and has printed why; this rank ends with its exit code."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int, first_rank: int) -> None:
         super().__init__(message)
         self.exit_code = code
+        self.first_rank = first_rank
 
 
 def may_be_of_connection(error: BaseException) -> bool:
@@ -66,21 +68,24 @@ def report(error: Exception) -> int:
     printed by the other rank. Any other error is a traceback.
     """
     record(error)
-    if must_print(error):
+    if printing_rank(error) == environment.rank():
         print(redact(describe(error)), file=sys.stderr, flush=True)
     return exit_code(error)
 
 
-def must_print(error: Exception) -> bool:
-    """Whether this rank prints the error, and not another rank."""
-    if isinstance(error, OtherRankFailed):
-        return False
+def printing_rank(error: Exception) -> int:
+    """The rank that prints the error, or ``BY_AGENT``."""
     # Of an error that several ranks have raised, process_group knows the first of them.
-    first_rank = getattr(error, "first_rank", None)
+    first_rank: int | None = getattr(error, "first_rank", None)
     if first_rank is not None:
-        return bool(first_rank == environment.rank())
-    # Until the ranks meet, those of a node raise the same ConfigError.
-    return environment.local_rank() == 0 or not isinstance(error, ConfigError)
+        return first_rank
+    if not isinstance(error, ConfigError):
+        return environment.rank()
+    # Until the ranks meet, those of a node raise the same ConfigError. The agent ends all of them
+    # when one has ended, perhaps before a certain rank has printed it.
+    if environment.has_our_agent():
+        return BY_AGENT
+    return environment.rank() - environment.local_rank()
 
 
 def describe(error: Exception) -> str:
@@ -117,7 +122,11 @@ def record(error: Exception) -> None:
     if Path(name).exists():
         return
     now = time.time_ns()
-    extra = {"timestamp": str(now // 10**9), "time_ns": now}
+    extra = {
+        "timestamp": str(now // 10**9),
+        "time_ns": now,
+        "printing_rank": printing_rank(error),
+    }
     text = json.dumps({"message": {"message": redact(message(error)), "extraInfo": extra}})
     # The agent reads the file when this process ends, at any moment: it must be complete by then.
     partial = Path(f"{name}.partial")

@@ -209,7 +209,7 @@ def publish_error(store: Store, error: Exception) -> Exception:
         return error
     if not message.startswith(failure.PREFIX):
         message = f"rank {first_rank} has failed: {message}"
-    return failure.OtherRankFailed(message, exit_code)
+    return failure.OtherRankFailed(message, exit_code, first_rank)
 
 
 def broadcast(value: Result, source: int = 0) -> Result:
