@@ -8,8 +8,8 @@ To send a run, read in this order:
 1. ``main``: what each command does. ``render``: fills the files of k8s/; ``patch``: adds what the
    user's cluster needs beside them.
 2. ``check``: finds the values that break a run on a cluster.
-3. ``kubernetes`` with ``ownership`` (whose an object is), ``dry_run`` and ``quotas`` (what the
-   cluster would say), ``creation`` (all objects or none), ``kubectl``, ``explain``, ``volume``,
+3. ``kubernetes`` with ``ownership`` (whose an object is), ``dry_run`` (what the cluster would
+   say), ``creation`` (all objects or none), ``kubectl``, ``explain``, ``volume``,
    ``follow`` and ``kubeflow``; ``slurm``; ``poll``, the loop in which both wait.
 4. ``submissions``: finds a run by its name.
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError, RunError
-from samestep.launch import kubectl, ownership, patch, quotas, volume
+from samestep.launch import kubectl, ownership, patch, volume
 from samestep.launch.explain import MAKE_CLAIM
 from samestep.launch.render import Manifest
 
@@ -46,7 +46,6 @@ def judge(
         raise ownership.build_taken_error(cfg, manifests) from None
     try:
         judge_pod(cfg, manifests)
-        quotas.judge(cfg, manifests)
     except kubectl.QuotaError:
         # The pods of a run that runs are among those that use the quota up.
         if not is_running(existing):
@@ -107,8 +106,16 @@ def judge_pod(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
     do not even judge these.
     """
     template = next(patch.find_pod_templates(cfg, manifests))
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{cfg.run_id}-check", **template.get("metadata", {})},
+        "spec": template["spec"],
+    }
+    # Not `apply`, which also wants the right to read pods.
+    options = ("--dry-run=server", "--validate=strict", "--filename=-")
     try:
-        quotas.create_pod(cfg, template)
+        kubectl.call(cfg, "create", *options, manifests=[pod])
     except RunError as error:
         is_judged = NOT_JUDGED.search(str(error)) is None
         # In many clusters users may create Jobs, and only controllers create pods.

@@ -68,18 +68,11 @@ def read_patch(cfg: DictConfig, key: str) -> dict[str, Any]:
 
 def find_pod_templates(cfg: DictConfig, tree: Any) -> Iterator[dict[str, Any]]:
     """Yield the templates of pods that train within ``tree``, as opposed to that of etcd."""
-    for template in find_all_pod_templates(tree):
-        if kubectl.is_training_pod(cfg, template):
-            yield template
-
-
-def find_all_pod_templates(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield the templates of pods within ``tree``."""
     # Each kind of object has them at another place, and a JobSet in a list.
     for _, node in walk(tree):
         if not isinstance(node, dict) or not isinstance(node.get("spec"), dict):
             continue
-        if "containers" in node["spec"]:
+        if "containers" in node["spec"] and kubectl.is_training_pod(cfg, node):
             yield node
 
 
