@@ -1,5 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=cifar
+#SBATCH --comment=samestep/run=cifar,samestep/project=project,samestep/target=slurm,samestep/root=runs
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4

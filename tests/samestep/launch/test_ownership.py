@@ -1,4 +1,7 @@
-"""A run touches only what it has made. Real servers: tests/labs/servers/test_ownership.py."""
+"""A run touches only what it has made. Real servers: tests/labs/servers/test_ownership.py.
+
+Clusters without Kubernetes: test_slurm.py, test_commands.py.
+"""
 
 from pathlib import Path
 
@@ -30,6 +33,9 @@ def samestep(command: str, *words: str, cwd: Path):
     [
         ("k8s", "Service", "web"),
         ("k8s", "NetworkPolicy", "web"),
+        ("jobset", "JobSet", "web"),
+        ("kubeflow", "TrainJob", "web"),
+        ("pytorchjob", "PyTorchJob", "web"),
         ("elastic", "Service", "web-etcd"),
     ],
 )

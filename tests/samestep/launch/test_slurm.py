@@ -10,8 +10,10 @@ import pytest
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from samestep.launch import render
+from samestep.launch import render, slurm
+from tests.conftest import ROOT
 from tests.launching import launch, line_of, samestep
+from tests.samestep.launch.fake_slurm import SUBMITTED, FakeSlurm
 
 FAKES = {  # programs of Slurm that write down what they are told
     "srun": "import json, os, sys\n"
@@ -64,12 +66,12 @@ def test_values_become_options_and_null_is_left_out():
     found = options(
         "cluster.partition=gpu", "cluster.account=team", "cluster.time=1-12:00:00",
         "trainer.num_nodes=4", "trainer.devices=8", "cluster.memory=64G", "run_root=/shared/runs",
-        'cluster.options=["--qos=high", "--comment=a b"]',
+        'cluster.options=["--qos=high", "--constraint=a b"]',
     )  # fmt: skip
     assert {
         "--job-name=cifar", "--partition=gpu", "--account=team", "--time=1-12:00:00", "--nodes=4",
         "--ntasks-per-node=1", "--gpus-per-node=8", "--mem=64G", "--output=/shared/runs/%x.out",
-        "--qos=high", "'--comment=a b'", "--requeue", "--signal=TERM@120", "--open-mode=append",
+        "--qos=high", "'--constraint=a b'", "--requeue", "--signal=TERM@120", "--open-mode=append",
     } <= {*found}  # fmt: skip
     assert not [word for word in options("trainer.accelerator=cpu") if "gpu" in word]
 
@@ -161,3 +163,104 @@ def test_without_slurm_one_message_says_so(tmp_path):
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "no errors in the configuration" in checked.stdout
     assert "Slurm was not checked" in checked.stdout
+
+
+IDENTITY = "samestep/run=web,samestep/project={},samestep/target=slurm,samestep/root={}"
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """Slurm's queue."""
+    fake = FakeSlurm()
+    monkeypatch.setattr(slurm, "call", fake)
+    monkeypatch.setenv("SAMESTEP_PROJECT", str(ROOT))
+    return fake
+
+
+def submission(*words):
+    """The configuration and the manifest of a run ``web``."""
+    given = ["cluster=slurm", *words]
+    cfg = configured(*words, run_id="web")
+    return cfg, render.render(cfg, given)
+
+
+@pytest.mark.parametrize(
+    ("comment", "said"),
+    [
+        ("", f"the cluster has another job 76 of this name, since {SUBMITTED}, which is of no run"),
+        (IDENTITY.format("other", "runs"), "job 76 of this name belongs to the run web of the pro"),
+        (IDENTITY.format("project", "/x/runs"), "job 76 is a run of this name in /x/runs, not in "),
+    ],
+)
+def test_the_job_of_a_stranger_stays(queue, tmp_path, monkeypatch, comment, said):
+    """Several jobs may have the name of the run, of which some are not the run's."""
+    monkeypatch.chdir(tmp_path)
+    queue.put("web", comment)
+    cfg, manifests = submission()
+    for action in slurm.ACTIONS.values():
+        with pytest.raises(ConfigError, match=f"^web: {said}") as error:
+            action(cfg, manifests)
+        assert "choose another RUN_ID" in str(error.value)
+    assert queue.done == []
+
+
+def test_what_is_a_strangers_is_said_in_one_line(queue, tmp_path):
+    queue.put("web")
+    for action in ("submit", "cancel"):
+        done = samestep(*line_of(action, "web", "cluster=slurm"), cwd=tmp_path, RUN_ID="web")
+        assert done.returncode == 2
+        assert "web: the cluster has another job 76" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert queue.done == []
+
+
+def test_what_a_stranger_has_queued_and_ended_is_no_obstacle(queue, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    cfg, manifests = submission()
+    queue.put("web", state="COMPLETED")
+    assert slurm.submit(cfg, manifests) == 0
+    # While the run is in the queue, another job of its name changes nothing.
+    queue.put("web")
+    capfd.readouterr()
+    assert slurm.submit(cfg, manifests) == slurm.status(cfg, manifests) == 0
+    assert slurm.cancel(cfg, manifests) == 0
+    joined, state, cancelled = capfd.readouterr().out.splitlines()
+    assert "job 77 is in the queue already" in joined
+    assert state.startswith("web: job 77: RUNNING")
+    assert cancelled == "web: cancelled; the same submit resumes it"
+    assert queue.done == ["sbatch", "scancel 77"]
+    assert [job["JobState"] for job in queue.jobs] == ["COMPLETED", "CANCELLED", "RUNNING"]
+
+
+def test_a_run_is_the_same_with_other_overrides_and_from_another_clone(
+    queue, tmp_path, monkeypatch
+):
+    for name in ("first", "clone"):
+        (tmp_path / name).mkdir()
+    root = f"run_root={tmp_path / 'runs'}"
+    monkeypatch.chdir(tmp_path / "first")
+    assert slurm.submit(*submission(root, "seed=1")) == 0
+    monkeypatch.chdir(tmp_path / "clone")
+    other = submission(root, "seed=2", "trainer.max_epochs=3")
+    assert slurm.submit(*other) == slurm.cancel(*other) == slurm.submit(*other) == 0
+    # A relative folder is another one in each clone.
+    with pytest.raises(ConfigError, match=rf"in {tmp_path}/runs, not in {tmp_path}/clone/runs; "):
+        slurm.cancel(*submission())
+    monkeypatch.chdir(tmp_path)
+    assert slurm.cancel(*submission()) == 0
+    assert queue.done == ["sbatch", "scancel 76", "sbatch", "scancel 77"]
+
+
+def test_every_job_of_a_name_is_the_runs_where_the_template_has_no_comment(queue):
+    """A copy may have k8s/slurm.yaml of an earlier version."""
+    cfg, manifests = submission()
+    del manifests[0]["sbatch"]["comment"]
+    queue.put("web", "mine")
+    assert [job["JobId"] for job in slurm.find_own(cfg, manifests)] == ["76"]
+
+
+def test_the_comment_of_a_job_cannot_be_replaced():
+    done = launch("cluster=slurm", 'cluster.options=["--comment=mine"]', "--check", RUN_ID="web")
+    assert done.returncode == 2
+    assert "cluster.options: --comment=mine: must not replace the comment" in done.stderr
+    assert "k8s/slurm.yaml" in done.stderr

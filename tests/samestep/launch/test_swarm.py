@@ -109,21 +109,29 @@ def docker_config(text):
 
 @pytest.fixture
 def fake_docker(tmp_path, monkeypatch):
-    """A ``docker`` that writes down what it is told; stacks have two services."""
+    """A ``docker`` that writes down what it is told; stacks have two services.
+
+    The files ``service``, ``secret`` and ``config`` have the labels of what there is, and with a
+    file ``away`` every command fails.
+    """
     script = tmp_path / "bin" / "docker"
     script.parent.mkdir()
     script.write_text(
         f"#!{sys.executable}\n"
-        "import json, sys\n"
+        "import json, sys\nfrom pathlib import Path\n"
         "text = sys.stdin.read() if '--compose-file=-' in sys.argv else ''\n"
         f"print(json.dumps([sys.argv[1:], text]), file=open({str(tmp_path / 'told')!r}, 'a'))\n"
         "if 'services' in sys.argv: print('a1\\nb2')\n"
+        f"file = Path({str(tmp_path)!r}, sys.argv[1])\n"
+        "if file.with_name('away').exists(): sys.exit('this node is no manager')\n"
+        "if file.exists(): print('c3' if 'ls' in sys.argv else file.read_text())\n"
     )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
     def told():
-        return [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+        calls = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+        return [call for call in calls if not {"ls", "inspect"}.intersection(call[0])]
 
     return told
 
@@ -143,6 +151,27 @@ def test_the_actions_are_commands_of_docker(fake_docker, tmp_path):
     assert (cancel, len(logs)) == (["stack", "rm", "cifar"], 3)
     assert logs[0][0][-3:] == ["--filter", "name=cifar_node", "cifar"]
     assert sorted(call[-1] for call, _ in logs[1:]) == ["a1", "b2"]
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("kind", ["service", "secret", "config"])
+def test_what_is_found_are_the_labels_of_all_that_a_stack_has(fake_docker, tmp_path, kind):
+    (tmp_path / kind).write_text('{"com.docker.stack.namespace": "web"}')
+    for line in (["launch"], ["cancel", "web"]):
+        words = [*line, "cluster=swarm", "cluster.image=ours:1"]
+        result = samestep(*words, cwd=tmp_path, RUN_ID="web")
+        assert result.returncode == 2
+        assert "web: the cluster has another object web" in result.stderr
+    assert fake_docker() == []
+    labels = {"samestep/run": "web", "samestep/project": "project", "samestep/target": "swarm"}
+    (tmp_path / kind).write_text(json.dumps(labels))
+    result = samestep("cancel", "web", "cluster=swarm", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [call for call, _ in fake_docker()] == [["stack", "rm", "web"]]
+    (tmp_path / "away").touch()
+    result = samestep("cancel", "web", "cluster=swarm", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (1, "this node is no manager\n")
+    assert len(fake_docker()) == 1
 
 
 @pytest.mark.program

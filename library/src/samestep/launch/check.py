@@ -276,6 +276,12 @@ def check_slurm(cfg: DictConfig) -> Iterator[str]:
                 f"cluster.{key}={cluster[key]}: is only for a container; add "
                 "cluster.container=pyxis or apptainer"
             )
+    for option in cluster.options:
+        if str(option).startswith("--comment"):
+            yield (
+                f"cluster.options: {option}: must not replace the comment of the job, which says "
+                "whose it is; add your text to the comment in k8s/slurm.yaml"
+            )
     # Slurm signals the job grace_s before its end. A job that is shorter than that, or hardly
     # longer, would be signalled at its start, save and be queued again, forever.
     if parse_time(str(cluster.time)) <= 2 * cluster.grace_s:

@@ -16,7 +16,7 @@ HANGS_S = 60  # seconds after its own limit in which kubectl must end; it retrie
 RUNS = ("Job", "JobSet", "PyTorchJob", "TrainJob", "ElasticJob")
 """Kinds of the owner object of a run: it ends when the run ends."""
 IDENTITY = "samestep/"
-"""How the labels begin that say whose an object is; k8s/pod.yaml has them."""
+"""How the labels begin that say whose an object is; k8s/labels.yaml has them."""
 OUTCOMES = {"Complete": True, "Completed": True, "Succeeded": True, "Failed": False}
 """Conditions that end a run, and whether the run succeeded."""
 

@@ -21,19 +21,18 @@ what the cluster rejects before anything exists.
 """
 
 import shlex
-import subprocess
 from collections.abc import Sequence
 from functools import partial
 
 from omegaconf import DictConfig
 
 from samestep.command_line import Parser
-from samestep.errors import ConfigError, RunError
+from samestep.errors import ConfigError
 from samestep.hydra.compose import check as compose
 from samestep.hydra.compose import reject
 from samestep.hydra.front_end import name_run
 from samestep.hydra.project import choices_of, config_folders, configs_folder
-from samestep.launch import check, kubernetes, patch, render, slurm, submissions, volume
+from samestep.launch import check, commands, kubernetes, patch, render, slurm, submissions, volume
 from samestep.launch.render import Manifest
 from samestep.ranks import environment
 
@@ -166,32 +165,9 @@ def call_cluster(
 ) -> int:
     """Do ``action`` by the cluster's command, Slurm's or kubectl; return the exit code."""
     if "commands" in cfg.cluster:
-        return call_own_command(action, cfg, overrides, manifests)
+        return commands.call(action, cfg, overrides, manifests)
     if cfg.cluster.name == "slurm":
         return slurm.ACTIONS[action](cfg, manifests)
     if action == "submit":
         return kubernetes.submit(cfg, manifests, overrides)
     return kubernetes.ACTIONS[action](cfg, manifests)
-
-
-def call_own_command(
-    action: str, cfg: DictConfig, overrides: Sequence[str], manifests: Sequence[Manifest]
-) -> int:
-    """Do ``action`` by a command of ``k8s/commands``, such as docker's; return the exit code."""
-    if action == "check":
-        print(f"{cfg.run_id}: no errors found; cluster={cfg.cluster.name} was not checked")
-        return 0
-    command = render.command(cfg, overrides, action)
-    if not command:
-        raise ConfigError(
-            f"cluster={cfg.cluster.name}: nothing on this machine can {action} its runs; "
-            "samestep launch --render prints what to type elsewhere"
-        )
-    try:
-        text = render.text(manifests)
-        return subprocess.run(command, input=text, text=True, check=False).returncode
-    except FileNotFoundError:
-        raise RunError(
-            f"{command[0]}: no such command on this machine; install it, or type elsewhere:\n"
-            f"  {shlex.join(command)}"
-        ) from None

@@ -1,14 +1,15 @@
-"""Whose the objects in a Kubernetes cluster are: of this run, of another one, or of a stranger.
+"""Whose the objects in a cluster are: of this run, of another one, or of a stranger.
 
 A name proves nothing: a Service ``redis`` may belong to anyone. The labels of ``identity`` in
-k8s/pod.yaml do, because only samestep writes them. Beside them each object says which launch made
-it, and who launched.
+k8s/labels.yaml do, because only samestep writes them. Slurm has no labels, so there they are in the
+comment of a job. Beside them each object of Kubernetes says which launch made it, and who launched.
 """
 
 import copy
 import getpass
+import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
 
@@ -19,6 +20,8 @@ from samestep.launch.render import Manifest
 RUN, PROJECT, TARGET = (f"{kubectl.IDENTITY}{name}" for name in ("run", "project", "target"))
 LAUNCH = f"{kubectl.IDENTITY}launch"  # a label of its own for each launch, which no other has
 AUTHOR = f"{kubectl.IDENTITY}launched-by"  # an annotation
+LABEL = re.compile(rf"""({kubectl.IDENTITY}\w+)["'=:,\s]+(?:value["'=:,\s]+)?([^\s"',;]+)""")
+"""A label in any text: ``key=value``, YAML, JSON, also ``{"name": key, "value": value}``."""
 
 
 def sign(manifests: Sequence[Manifest], launch: str) -> list[Manifest]:
@@ -68,28 +71,57 @@ def build_foreign_error(
     cfg: DictConfig, found: Manifest, manifests: Sequence[Manifest]
 ) -> ConfigError:
     """Build the error for an object that has a name of the run, and belongs to another one."""
-    labels = found["metadata"].get("labels", {})
-    place = f"{found['kind']} {found['metadata']['name']}"
-    since = found["metadata"]["creationTimestamp"]
+    return build_conflict(
+        cfg,
+        f"{found['kind']} {found['metadata']['name']}",
+        found["metadata"].get("labels", {}),
+        kubectl.find_identity(manifests),
+        since=f", since {found['metadata']['creationTimestamp']}",
+        author=f", launched {describe_author(found)}",
+    )
+
+
+def build_conflict(
+    cfg: DictConfig,
+    place: str,
+    labels: Mapping[str, str],
+    ours: Mapping[str, str],
+    *,
+    since: str = "",
+    author: str = "",
+) -> ConfigError:
+    """Build the error for something with the name of the run that belongs to another one.
+
+    Args:
+        cfg: of the run.
+        place: what it is, and its name.
+        labels: that it has.
+        ours: the labels of the run.
+        since: when it was made, for the end of a clause.
+        author: who made it, and when, for the end of a clause.
+    """
     if RUN not in labels:
         return ConfigError(
-            f"{cfg.run_id}: the cluster has another {place}, since {since}, which is of no run of "
+            f"{cfg.run_id}: the cluster has another {place}{since}, which is of no run of "
             "samestep; choose another RUN_ID"
         )
-    author = describe_author(found)
     target = labels.get(TARGET)
-    ours = kubectl.find_identity(manifests)
     is_ours_elsewhere = all(labels.get(key) == ours[key] for key in (RUN, PROJECT))
     if not is_ours_elsewhere:
         return ConfigError(
             f"{cfg.run_id}: {place} belongs to the run {labels[RUN]} of the project "
-            f"{labels.get(PROJECT)}, launched {author}; choose another RUN_ID"
+            f"{labels.get(PROJECT)}{author}; choose another RUN_ID"
         )
     return ConfigError(
-        f"{cfg.run_id}: is a run with cluster={target}, launched {author}, and a name is one run "
+        f"{cfg.run_id}: is a run with cluster={target}{author}, and a name is one run "
         f"on all clusters; cancel it first (samestep cancel {cfg.run_id} cluster={target}), or "
         "choose another RUN_ID"
     )
+
+
+def read_labels(text: str) -> dict[str, str]:
+    """Read samestep's labels from a text, such as the comment of a job, or an object as JSON."""
+    return dict(LABEL.findall(text))
 
 
 def build_taken_error(cfg: DictConfig, manifests: Sequence[Manifest]) -> kubectl.AlreadyExistsError:

@@ -6,7 +6,7 @@ the configuration and also:
 - ``${overrides}``: the overrides as they were typed, a list; ``${overrides_json}``: as JSON.
 - ``${num_workers}``: the number of nodes without the first one.
 - ``${failures_of_all}``: ``cluster.backoff_limit`` for each node, added up.
-- ``${pod.key}``: a part of ``k8s/pod.yaml``.
+- ``${pod.key}``: a part of ``k8s/labels.yaml`` or ``k8s/pod.yaml``.
 
 Three rules change the structure of a file:
 
@@ -101,10 +101,13 @@ def find_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     # One incident may take all nodes at once.
     num_nodes = cfg.cluster.get("max_nodes", cfg.trainer.num_nodes)
     values.failures_of_all = cfg.cluster.get("backoff_limit", 0) * num_nodes
-    pod = project_folder() / "k8s/pod.yaml"
-    # A copy of the template without Kubernetes does not have the file.
-    if pod.exists():
-        values.pod = OmegaConf.load(pod)
+    values.pod = {}
+    for name in ("labels", "pod"):
+        file = project_folder() / f"k8s/{name}.yaml"
+        # A copy of the template without Kubernetes has no pod, and an older copy has the labels in
+        # the file of the pod.
+        if file.exists():
+            values.merge_with({"pod": OmegaConf.load(file)})
     return values
 
 

@@ -1,4 +1,7 @@
-"""Check, submit, follow and cancel a run under Slurm, by Slurm's own commands."""
+"""Check, submit, follow and cancel a run under Slurm, by Slurm's own commands.
+
+Several jobs may have one name. The comment of a job says of which run it is, and in which folder.
+"""
 
 import os
 import re
@@ -10,8 +13,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from samestep.errors import RunError
-from samestep.launch import render
+from samestep.errors import ConfigError, RunError
+from samestep.launch import kubectl, ownership, render
 from samestep.launch.poll import EXTRA_S, poll, print_once
 from samestep.launch.render import Manifest
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
@@ -22,6 +25,8 @@ ENDED = {
 }  # fmt: skip
 
 RUNNING = ("RUNNING", "COMPLETING")
+
+FOLDER = f"{kubectl.IDENTITY}root"  # in a comment: run_root, as it was configured
 
 FIELD = re.compile(r"(\w+)=(.*?)(?= \w+=| ?$)")
 
@@ -37,6 +42,7 @@ def check(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     except RunError as error:
         print(f"{cfg.run_id}: Slurm was not checked; {error}")
         return 0
+    reject_active(cfg, manifests, find_jobs(cfg, manifests)[1])
     answer = call("sbatch", "--test-only", script=render.text(manifests))
     print(f"{cfg.run_id}: Slurm would accept it: {answer.removeprefix('sbatch: ')}")
     return 0
@@ -44,10 +50,12 @@ def check(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
 
 def submit(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Queue the run, also one that has ended before; change nothing while it is in the queue."""
-    active = find_active(cfg)
+    own, foreign = find_jobs(cfg, manifests)
+    active = find_active(own)
     if active:
         print(f"{cfg.run_id}: job {active[0]['JobId']} is in the queue already, nothing to do")
         return 0
+    reject_active(cfg, manifests, foreign)
     # Slurm does not make the folder of the output, and the job would fail without a word.
     Path(cfg.run_root).mkdir(parents=True, exist_ok=True)
     print(call("sbatch", script=render.text(manifests)))
@@ -59,7 +67,7 @@ def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     stdout = os.fstat(sys.stdout.fileno())
     printed: dict[str, int] = {}  # bytes of each file
     described: set[str] = set()
-    for jobs in poll(lambda: find_jobs(cfg)):
+    for jobs in poll(lambda: find_own(cfg, manifests)):
         if not jobs:
             break
         for job in jobs:
@@ -76,7 +84,7 @@ def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
 
 def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Print the state of the job, or of each trial, with the reason and the last line of output."""
-    jobs = find_jobs(cfg)
+    jobs = find_own(cfg, manifests)
     if not jobs:
         raise build_missing_error(cfg)
     for job in jobs:
@@ -93,16 +101,18 @@ def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
 
 def cancel(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Let the run save, end its job, and wait until it has ended."""
-    if not find_jobs(cfg):
+    jobs = find_own(cfg, manifests)
+    if not jobs:
         raise build_missing_error(cfg)
-    active = find_active(cfg)
+    active = find_active(jobs)
     if not active:
         print(f"{cfg.run_id}: has ended, nothing to cancel")
         return 0
     # The trials of a sweep are one job array, which ends as a whole.
     numbers = {job.get("ArrayJobId", job["JobId"]) for job in active}
     call("scancel", *numbers)
-    for left in poll(lambda: find_active(cfg), cfg.cluster.grace_s + EXTRA_S):
+    limit_s = cfg.cluster.grace_s + EXTRA_S
+    for left in poll(lambda: find_active(find_own(cfg, manifests)), limit_s):
         if not left:
             print(f"{cfg.run_id}: cancelled; the same submit resumes it")
             return 0
@@ -133,24 +143,79 @@ def call(*command: str, script: str = "") -> str:
     return (done.stdout + done.stderr).strip()
 
 
-def find_jobs(cfg: DictConfig) -> list[Job]:
-    """Find the last job with the name of the run: one entry, or one for each trial.
+def find_jobs(cfg: DictConfig, manifests: Sequence[Manifest]) -> tuple[list[Job], list[Job]]:
+    """Find the last job of the run, and all jobs of its name that are not the run's.
 
-    Slurm forgets jobs some minutes after their end.
+    The last job is one entry, or one for each trial. Slurm forgets jobs some minutes after their
+    end.
     """
     # %F is the number of the whole job, also for a trial of a sweep.
     words = ("--me", "--noheader", "--states=all", f"--name={cfg.run_id}", "--format=%F")
-    numbers = [int(word) for word in call("squeue", *words).split() if word.isdigit()]
-    if not numbers:
-        return []
-    # A run that was submitted again has several jobs. Only the newest one is about its state.
-    shown = call("scontrol", "show", "job", "--oneliner", str(max(numbers)))
-    return [dict(FIELD.findall(line)) for line in shown.splitlines()]
+    numbers = {int(word) for word in call("squeue", *words).split() if word.isdigit()}
+    ours = find_labels(manifests)
+    own: list[Job] = []
+    foreign: list[Job] = []
+    for number in sorted(numbers):
+        shown = call("scontrol", "show", "job", "--oneliner", str(number))
+        jobs = [dict(FIELD.findall(line)) for line in shown.splitlines()]
+        if ours.items() <= read_labels(jobs[0]).items():
+            # A run that was submitted again has several jobs. Only the newest is about its state.
+            own = jobs
+        else:
+            foreign += jobs
+    return own, foreign
 
 
-def find_active(cfg: DictConfig) -> list[Job]:
-    """Find the jobs of the run that have not ended."""
-    return [job for job in find_jobs(cfg) if job["JobState"] not in ENDED]
+def find_own(cfg: DictConfig, manifests: Sequence[Manifest]) -> list[Job]:
+    """Find the last job of the run.
+
+    Raises:
+        ConfigError: if all jobs of its name are of others.
+    """
+    own, foreign = find_jobs(cfg, manifests)
+    if foreign and not own:
+        raise build_foreign_error(cfg, manifests, foreign[-1])
+    return own
+
+
+def find_active(jobs: Sequence[Job]) -> list[Job]:
+    """Find the jobs that have not ended."""
+    return [job for job in jobs if job["JobState"] not in ENDED]
+
+
+def reject_active(cfg: DictConfig, manifests: Sequence[Manifest], foreign: Sequence[Job]) -> None:
+    """Raise a ConfigError if one of the jobs of others has not ended."""
+    for job in find_active(foreign):
+        raise build_foreign_error(cfg, manifests, job)
+
+
+def find_labels(manifests: Sequence[Manifest]) -> dict[str, str]:
+    """Find whose a job of the run is, as its comment will say; empty if it has none."""
+    (manifest,) = manifests
+    comment = manifest["sbatch"].get("comment", "")
+    return read_labels({"Comment": comment, "WorkDir": str(Path.cwd())})
+
+
+def read_labels(job: Job) -> dict[str, str]:
+    """Read whose a job is; the folder of its runs becomes a full path."""
+    labels = ownership.read_labels(job.get("Comment", ""))
+    if FOLDER in labels:
+        labels[FOLDER] = str(Path(job["WorkDir"], labels[FOLDER]).resolve())
+    return labels
+
+
+def build_foreign_error(cfg: DictConfig, manifests: Sequence[Manifest], job: Job) -> ConfigError:
+    """Build the error for a job that has the name of the run, and belongs to another one."""
+    ours, labels = find_labels(manifests), read_labels(job)
+    folder = labels.get(FOLDER)
+    if ours | {FOLDER: folder} == labels:
+        return ConfigError(
+            f"{cfg.run_id}: job {job['JobId']} is a run of this name in {folder}, not in "
+            f"{ours[FOLDER]}; choose another RUN_ID, or run_root={folder}"
+        )
+    place = f"job {job['JobId']} of this name"
+    since = f", since {job['SubmitTime']}"
+    return ownership.build_conflict(cfg, place, labels, ours, since=since)
 
 
 def build_missing_error(cfg: DictConfig) -> RunError:
