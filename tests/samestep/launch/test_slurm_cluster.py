@@ -317,3 +317,53 @@ def test_slurm_is_asked_before_a_run_is_sent(launcher):
         missing = launch(command, RUN_ID="never-sent")
         assert (missing.returncode, missing.stdout) == (1, "")
         assert "Slurm has no job of yours with this name" in missing.stderr
+
+
+@pytest.mark.program
+def test_the_job_of_a_stranger_stays(launcher, cluster, tmp_path):
+    """It has the name of the run, and another folder, no comment, or that of another project."""
+
+    def call(*command, **options):
+        env = environment(**cluster)
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, check=True, **options
+        ).stdout
+
+    def submit(*options):
+        words = ("--parsable", "--job-name=web", "--output=/dev/null", "--wrap=sleep 1000")
+        return call("sbatch", *words, *options, cwd="/").strip()
+
+    identity = (
+        "--comment=samestep/run=web,samestep/project={},samestep/target=slurm,samestep/root={}"
+    )
+    others = [
+        submit(), submit("--hold", "--array=0-1"), submit(identity.format("other", tmp_path)),
+        submit("--hold", identity.format("project", "/elsewhere")),
+    ]  # fmt: skip
+
+    def shown():
+        jobs = call("squeue", "--me", "--name=web", "--noheader", "--format=%F %T").splitlines()
+        return {job for job in jobs if job.split()[0] in others}
+
+    running = {f"{others[0]} RUNNING", f"{others[2]} RUNNING"}
+    until(lambda: running <= shown(), says=lambda: str(shown()), pause_s=1)
+    before = shown()
+    launch = launcher("web", "cluster.entrypoint.none=[bash,-c,'sleep 1000']")
+    for action in ("submit", "check", "status", "logs", "cancel"):
+        done = launch(action)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert re.search(r"^error: web: .*job \d+ .*choose another RUN_ID", done.stderr)
+        assert done.stderr.count("\n") == 1
+    assert shown() == before
+    # A job of the run beside them is found, joined and ended.
+    call("scancel", *others)
+    until(lambda: not shown(), says=lambda: str(shown()), pause_s=1)
+    assert launch("submit").returncode == 0
+    others[:] = [submit()]
+    before = shown()
+    assert "is in the queue already" in launch("submit", "seed=7").stdout
+    assert launch("status").stdout.startswith("web: job ")
+    assert launch("cancel", "seed=7").stdout == "web: cancelled; the same submit resumes it\n"
+    until(lambda: f"{others[0]} RUNNING" in shown(), says=lambda: str(shown()), pause_s=1)
+    assert launch("cancel").stdout == "web: has ended, nothing to cancel\n"
+    call("scancel", *others)
