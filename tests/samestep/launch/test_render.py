@@ -1,3 +1,6 @@
+import re
+import shutil
+
 import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -7,6 +10,7 @@ from samestep.hydra.compose import check
 from samestep.launch import render
 from samestep.launch.main import compose_for_pods
 from samestep.run_spec import leaves
+from tests.conftest import ROOT
 
 OVERRIDES = ["cluster=k8s", "trainer.num_nodes=2", "trainer.devices=2"]
 
@@ -114,3 +118,27 @@ def test_a_text_that_kubectl_would_read_as_something_else_has_quotes(word):
 @pytest.mark.parametrize("word", ["2Gi", "--nnodes=2", "1.2.3"])
 def test_other_texts_have_no_quotes(word):
     assert render.text([{"value": word}]) == f"value: {word}\n"
+
+
+@pytest.mark.parametrize("target", ["swarm", "slurm", "runai", "flyte"])
+def test_a_copy_without_kubernetes_labels_its_runs(tmp_path, monkeypatch, target):
+    shutil.copytree(ROOT / "k8s", tmp_path / "k8s")
+    (tmp_path / "k8s/pod.yaml").unlink()
+    monkeypatch.setattr(render, "project_folder", lambda: tmp_path)
+    cfg = check([f"cluster={target}"])
+    cfg.run_id = "web"
+    if cfg.cluster.manifest:
+        text = render.text(render.render(cfg, []))
+    else:
+        text = " ".join(render.command(cfg, [], "submit"))
+    for label in (r"run\W+web", r"project\W+project", rf"target\W+{target}"):
+        assert re.search(rf"samestep/{label}\b", text)
+
+
+def test_an_older_copy_has_the_labels_in_the_file_of_the_pod(tmp_path, monkeypatch):
+    (tmp_path / "k8s").mkdir()
+    (tmp_path / "k8s/pod.yaml").write_text("identity: {samestep/run: '${run_id}'}\n")
+    monkeypatch.setattr(render, "project_folder", lambda: tmp_path)
+    cfg = check(["cluster=k8s"])
+    cfg.run_id = "web"
+    assert render.find_values(cfg, []).pod.identity == {"samestep/run": "web"}
