@@ -190,12 +190,14 @@ def submission(*words):
         ("", f"the cluster has another job 76 of this name, since {SUBMITTED}, which is of no run"),
         (IDENTITY.format("other", "runs"), "job 76 of this name belongs to the run web of the pro"),
         (IDENTITY.format("project", "/x/runs"), "job 76 is a run of this name in /x/runs, not in "),
+        # A relative folder is another one in each clone.
+        (IDENTITY.format("project", "runs"), "job 76 is a run of this name in /other/runs, not in"),
     ],
 )
 def test_the_job_of_a_stranger_stays(queue, tmp_path, monkeypatch, comment, said):
     """Several jobs may have the name of the run, of which some are not the run's."""
     monkeypatch.chdir(tmp_path)
-    queue.put("web", comment)
+    queue.put("web", comment, folder="/other")
     cfg, manifests = submission()
     for action in slurm.ACTIONS.values():
         with pytest.raises(ConfigError, match=f"^web: {said}") as error:
@@ -243,7 +245,6 @@ def test_a_run_is_the_same_with_other_overrides_and_from_another_clone(
     monkeypatch.chdir(tmp_path / "clone")
     other = submission(root, "seed=2", "trainer.max_epochs=3")
     assert slurm.submit(*other) == slurm.cancel(*other) == slurm.submit(*other) == 0
-    # A relative folder is another one in each clone.
     with pytest.raises(ConfigError, match=rf"in {tmp_path}/runs, not in {tmp_path}/clone/runs; "):
         slurm.cancel(*submission())
     monkeypatch.chdir(tmp_path)
