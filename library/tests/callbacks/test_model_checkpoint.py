@@ -1,7 +1,8 @@
 """The user's own ModelCheckpoint saves and names what it does under ``lightning.Trainer``."""
 
-import time
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -12,6 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from library.tests.kit import Net, Scores, batches, check_exact, fit, on_ranks
 from samestep.callbacks.checkpoints import place_model_checkpoint
 from samestep.errors import ConfigError
+from samestep.run import provenance
 from samestep.run.checkpoint import find_valid, load
 
 SCORES = 3.0, 1.0, 2.0, 1.0, 4.0  # the best one twice
@@ -106,12 +108,16 @@ def test_the_best_is_that_of_all_processes_where_each_has_a_folder_of_its_own(tm
     assert [str(path) for path in tmp_path.glob("?/*.ckpt")] == [best]
 
 
-def test_what_another_run_of_this_name_has_left_elsewhere_is_not_replaced(tmp_path: Path):
+def test_what_another_run_of_this_name_has_left_elsewhere_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def callbacks() -> list[L.Callback]:
         return [ModelCheckpoint(tmp_path / "kept", filename="mine", save_top_k=-1)]
 
     fit(tmp_path / "one/run", callbacks=callbacks, max_epochs=1)
-    time.sleep(1)  # run.json has the start of a run in whole seconds
+    # run.json has the start of a run in whole seconds.
+    later = SimpleNamespace(now=lambda: datetime.now() + timedelta(seconds=1))
+    monkeypatch.setattr(provenance, "datetime", later)
     fit(tmp_path / "two/run", callbacks=callbacks, max_epochs=1)
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"mine.ckpt", "mine-v1.ckpt"}
 

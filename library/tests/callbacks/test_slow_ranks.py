@@ -1,77 +1,118 @@
-"""Ranks for which the others wait, in real programs of two ranks."""
+"""Ranks for which the others wait, by a clock that each of them moves."""
 
-import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
-import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from library.tests.kit import Net, fit, on_ranks
+from library.tests.kit import Clock, Net, fit, make_spec
 from samestep import BatchLoader
-from samestep.callbacks.slow_ranks import BLOCKS, DATA, FORWARD, find_slow
-from samestep.ranks import environment
-from samestep.run import record
+from samestep.callbacks import slow_ranks
+from samestep.callbacks.slow_ranks import BLOCKS, DATA, FORWARD, SlowRanks, find_slow
+from samestep.ranks import collectives, environment
+from samestep.run import record, wall_time
+from samestep.trainer import callbacks_of_run
 
-SLEEP_S = 0.01
-SLOW_S = 0.06
-"""So much longer that a busy machine, which delays each rank now and then, does not hide it."""
+FAST_S, SLOW_S = 1.0, 6.0
 NUM_STEPS = 100
 
 
 class Samples(Dataset):
-    """Numbers; rank 1 reads them slowly, if told to."""
+    """Numbers that take so many seconds to read."""
 
-    def __init__(self, is_slow: bool) -> None:
-        self.is_slow = is_slow
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
 
     def __len__(self) -> int:
         return 4 * NUM_STEPS
 
-    def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
-        if self.is_slow and environment.rank() == 1:
-            time.sleep(SLOW_S)
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        self.clock.now += self.seconds
         return ids.float()[:, None]
 
 
-class Sleeps(Net):
-    """Spends time in its forward pass: rank 1 several times as much, if told to."""
+class Computes(Net):
+    """Spends so many seconds in its forward pass, and always one in its backward pass."""
 
-    def __init__(self, is_slow: bool) -> None:
+    def __init__(self, clock: Clock, seconds: float) -> None:
         super().__init__()
-        self.is_slow = is_slow
+        self.clock, self.seconds = clock, seconds
 
     def training_step(self, batch, batch_idx):
-        is_slow = self.is_slow and environment.rank() == 1
-        time.sleep(SLOW_S if is_slow else SLEEP_S)
+        self.clock.now += self.seconds
         return super().training_step(batch, batch_idx)
 
+    def on_after_backward(self):
+        self.clock.now += 1
 
-def train_three(folder: str) -> None:
-    """One run whose rank 1 has slow data, one with a slow forward pass, and an even one."""
-    for name in ("even", DATA, FORWARD):
+
+def train_as_rank(
+    clock: Clock, run_dir: Path, data_s: float, forward_s: float, others: list[Tensor]
+) -> list[Tensor]:
+    """Train as the first rank, of which the ``others`` sent these tables; returns its own."""
+    sent = []
+
+    def all_gather(own: Tensor) -> list[Tensor]:
+        sent.append(own)
+        return [own, *others[len(sent) - 1 : len(sent)]]
+
+    with mock.patch.object(collectives, "all_gather", all_gather):
         fit(
-            Path(folder, name),
-            lambda name=name: Sleeps(name == FORWARD),
-            lambda name=name: BatchLoader(Samples(name == DATA), 4),
+            run_dir,
+            lambda: Computes(clock, forward_s),
+            lambda: BatchLoader(Samples(clock, data_s), 4),
+            callbacks=lambda: [SlowRanks(run_dir)],
             max_epochs=1,
             log_every_n_steps=NUM_STEPS,
         )
+    return sent
 
 
-@pytest.mark.program
-def test_a_slow_rank_is_named_once_with_what_it_waits_for(tmp_path):
-    done = on_ranks(train_three, str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    for name in (DATA, FORWARD):
-        (slow,) = record.read(tmp_path / name).slow_ranks
-        assert (slow["rank"], slow["cause"]) == (1, name)
-        assert slow["step_s"] >= SLOW_S
-        assert slow["step"] <= NUM_STEPS
-    assert record.read(tmp_path / "even").slow_ranks == []
-    assert done.stdout.count("Note: rank 1 is slow: it waits for its data for ") == 1
-    assert done.stdout.count("Note: rank 1 is slow: it computes its forward pass for ") == 1
-    assert done.stdout.count("is slow") == 2
+@pytest.mark.parametrize(
+    ("data_s", "forward_s", "cause", "text"),
+    [
+        (SLOW_S, FAST_S, DATA, "waits for its data"),
+        (FAST_S, SLOW_S, FORWARD, "computes its forward pass"),
+        (FAST_S, FAST_S, "", ""),
+    ],
+)
+def test_a_slow_rank_is_named_once_with_what_it_waits_for(
+    tmp_path, monkeypatch, capsys, data_s, forward_s, cause, text
+):
+    clock = Clock()
+    monkeypatch.setattr(slow_ranks, "time", clock)
+    monkeypatch.setattr(wall_time, "time", clock)
+    monkeypatch.setattr(wall_time, "_clock", None)
+    # Alone, a rank compares itself with none.
+    monkeypatch.setattr(slow_ranks, "find_slow", lambda of_ranks: [])
+    sent = train_as_rank(clock, tmp_path / "other", data_s, forward_s, [])
+    assert [block for table in sent for block in table.tolist()] == [
+        [10 * data_s, 10 * forward_s, 10 * (data_s + forward_s + 1)]
+    ] * (2 * BLOCKS)
+    monkeypatch.setattr(slow_ranks, "find_slow", find_slow)
+    capsys.readouterr()
+    train_as_rank(clock, tmp_path / "mine", FAST_S, FAST_S, sent)
+    said = capsys.readouterr().out
+    found = record.read(tmp_path / "mine").slow_ranks
+    if not cause:
+        assert (found, "is slow" in said) == ([], False)
+        return
+    assert found == [
+        {"rank": 1, "cause": cause, "step_s": SLOW_S, "others_s": FAST_S, "step": NUM_STEPS // 2}
+    ]
+    note = f"Note: rank 1 is slow: it {text} for 6000.0 ms in each step, the others for 1000.0 ms"
+    assert said.count(note) == said.count("is slow") == 1
+
+
+def test_each_run_of_several_ranks_looks_for_slow_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "rank", lambda: 1)
+    for num_ranks in (1, 2):
+        monkeypatch.setattr(environment, "world_size", lambda num=num_ranks: num)
+        callbacks = callbacks_of_run(make_spec(tmp_path), mock.Mock(), [], {}, False)
+        found = [callback for callback in callbacks if isinstance(callback, SlowRanks)]
+        assert [callback.run_dir for callback in found] == [tmp_path] * (num_ranks - 1)
 
 
 def blocks(*forward: float) -> list[list[float]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from library.tests.kit import Clock
 from samestep.data import lance as lance_rows
 from samestep.data.lance import LanceRows
 from samestep.data.loader import BatchLoader
@@ -52,6 +53,30 @@ def uri(tmp_path: Path) -> str:
     table = lance.write_dataset(pa.table(columns), tmp_path / "rows", max_rows_per_file=60)
     table.delete("number % 26 = 3")
     return str(tmp_path / "rows")
+
+
+def test_a_store_that_is_away_is_read_again_for_three_minutes(uri: str, monkeypatch):
+    clock, rows = Clock(), LanceRows(uri)
+    monkeypatch.setattr(lance_rows, "time", clock)
+    asked_at: list[float] = []
+
+    def read(back_at: float) -> str:
+        asked_at.append(clock.now)
+        if clock.now < back_at:
+            raise OSError("after max_retries: 503")
+        return "rows"
+
+    began = clock.now
+    assert rows._patiently(read, began + 10) == "rows"
+    assert [moment - began for moment in asked_at] == [0, 1, 3, 7, 15]
+    began = clock.now
+    asked_at.clear()
+    with pytest.raises(OSError, match="503"):
+        rows._patiently(read, began + 1000)
+    assert [moment - began for moment in asked_at] == [0, 1, 3, 7, 15, 31, 61, 91, 121, 151]
+    monkeypatch.setattr(clock, "sleep", pytest.fail)
+    with pytest.raises(ValueError, match="no such row"):
+        rows._patiently(int, "no such row")
 
 
 def plain(batches: Iterable[Any]) -> list[Any]:

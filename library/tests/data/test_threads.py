@@ -8,7 +8,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from library.tests.programs import run_code, until
+from library.tests.programs import PATIENCE_S, run_code
 from samestep.data.threads import ReadAheadPool
 
 
@@ -32,7 +32,8 @@ def test_what_a_thread_returns_or_raises_is_in_its_future():
         cancelled.result()
     may_end.set()
     assert running.result() is None
-    until(lambda: not thread.is_alive())
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 DEAD_STORE = """

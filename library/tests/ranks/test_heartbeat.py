@@ -1,10 +1,15 @@
-"""Real ranks that are stopped, under a real agent. In pods: labs/faults."""
+"""When a rank is late, and real ranks that are stopped under a real agent. In pods: labs/faults."""
 
 import json
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from library.tests.kit import Clock
 from library.tests.programs import run
 from samestep.ranks import heartbeat
 
@@ -17,13 +22,13 @@ ranks_to_stop, note = sys.argv[1].split(","), Path(sys.argv[2], os.environ["RANK
 has_been_here = note.exists()
 note.touch()
 heartbeat = Heartbeat()
-for _ in range(10):
-    heartbeat.beat(8)  # a busy machine keeps a rank waiting for seconds
-    time.sleep(0.1)
-if os.environ["RANK"] in ranks_to_stop and not has_been_here:
-    os.kill(os.getpid(), signal.SIGSTOP)
 heartbeat.beat(math.inf)
-time.sleep(2)
+while len(list(note.parent.iterdir())) < 2:
+    time.sleep(0.01)
+if os.environ["RANK"] in ranks_to_stop and not has_been_here:
+    heartbeat.beat(1)
+    os.kill(os.getpid(), signal.SIGSTOP)
+heartbeat.beat(1000)
 """
 
 AGENT = """
@@ -62,7 +67,7 @@ def test_stopped_ranks_are_killed_and_restarted(tmp_path: Path):
     ends, restarts, well = map(json.loads, done.stdout.splitlines())
     assert ends[:2] == ["ends", 1]
     assert "error: no progress for " in ends[2]
-    assert "(timeout_s=8)" in ends[2]
+    assert "(timeout_s=1)" in ends[2]
     assert ends[3]  # the agent has printed it
     assert restarts == ["restarts", 0, "", False]
     assert well == ["well", 0, "", False]
@@ -71,6 +76,49 @@ def test_stopped_ranks_are_killed_and_restarted(tmp_path: Path):
     assert sum(times) >= 2
     assert max(times) <= 2
     assert not list(temporary.glob("heartbeats-*"))
+
+
+def test_a_rank_is_killed_when_its_own_watchdog_has_had_time_to_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    clock, killed = Clock(), []
+    system = SimpleNamespace(getpid=lambda: 7, kill=lambda *what: killed.append(what))
+    monkeypatch.setattr(heartbeat, "time", clock)
+    monkeypatch.setattr(heartbeat, "os", system)
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
+    beats, ranks = heartbeat.Heartbeat(), heartbeat.HungRanks(tmp_path)
+    workers: Any = SimpleNamespace(workers=[SimpleNamespace(id=7, global_rank=1)])
+    failure: Any = SimpleNamespace(pid=7, error_file_data={"message": "none"})
+    (tmp_path / "6").touch()  # of an earlier attempt
+    clock.now += 1000  # it imports
+    for _ in range(3):
+        beats.beat(60)
+        clock.now += 60 + heartbeat.MARGIN_S
+        ranks.end(workers)
+    assert (killed, capsys.readouterr().err) == ([], "")
+    assert [path.name for path in tmp_path.iterdir()] == ["7"]
+    clock.now += 1
+    for _ in range(2):
+        ranks.end(workers)
+    ranks.explain({1: failure})
+    said = "error: no progress for 71 s (timeout_s=60); the files logs/rank-*.log of the run show "
+    assert killed == [(7, signal.SIGKILL)]
+    assert capsys.readouterr().err == f"rank 1: {said}where its ranks were\n"
+    assert failure.error_file_data["message"]["message"] == f"{said}where its ranks were"
+
+
+def test_a_rank_that_its_watchdog_has_ended_was_late_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = Clock()
+    monkeypatch.setattr(heartbeat, "time", clock)
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
+    heartbeat.Heartbeat().beat(60)
+    for passed, is_late in ((60, False), (1, True)):
+        clock.now += passed
+        failure: Any = SimpleNamespace(pid=os.getpid(), error_file_data={"message": "none"})
+        heartbeat.HungRanks(tmp_path).explain({1: failure})
+        assert isinstance(failure.error_file_data["message"], dict) == is_late
 
 
 @pytest.mark.parametrize("folder", ["", "gone"])

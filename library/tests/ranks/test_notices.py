@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,7 +11,7 @@ import lightning as L
 import pytest
 
 from library.tests.kit import Net, batches, fit, on_ranks
-from library.tests.programs import until
+from library.tests.programs import PATIENCE_S, until
 from samestep.errors import ConfigError
 from samestep.ranks import environment, notices, stopping
 from samestep.run import manifest
@@ -108,10 +107,13 @@ def test_each_new_notice_asks_once(monkeypatch, capfd):
     """A source that fails is named once, and asked again."""
     answers = iter([OSError("away"), OSError("away"), "soon", "soon", None, "again", "again"])
     num_asked = num_saved = 0
+    is_over = threading.Event()
 
     def ask() -> str | None:
         nonlocal num_asked
         num_asked += 1
+        if num_asked == 9:
+            is_over.set()
         answer = next(answers, "again")
         if isinstance(answer, Exception):
             raise answer
@@ -121,10 +123,10 @@ def test_each_new_notice_asks_once(monkeypatch, capfd):
         nonlocal num_saved
         num_saved += 1
 
-    monkeypatch.setattr(notices, "EVERY_S", 0.01)
+    monkeypatch.setattr(notices, "EVERY_S", 0)
     monkeypatch.setattr(stopping, "ask_to_save", count)
     with notices.watching(ask):
-        until(lambda: num_asked >= 9)
+        assert is_over.wait(PATIENCE_S)
     assert num_saved == 2
     said = capfd.readouterr().out
     assert said.count("Note: notice has no answer, and is tried again: away") == 1
@@ -140,27 +142,29 @@ class CountsSaves(L.Callback):
         self.num_saves += 0 < trainer.global_step < 80
 
 
-class Slow(Net):
-    """Has time for a notice in its epoch of 80 steps; ``num_steps`` tells the source."""
+is_taken = threading.Event()
 
-    num_steps = 0
+
+class Taken(Net):
+    """In its sixth of 80 steps the machine is taken away, and its rank waits for the notice."""
 
     def training_step(self, batch, batch_idx):
-        time.sleep(0.02)
-        Slow.num_steps = self.global_step
+        if self.global_step == 5 and environment.local_rank() == 0:
+            is_taken.set()
+            until(lambda: stopping._State.is_asked)
         return super().training_step(batch, batch_idx)
 
 
 def train_with_notice(run_dir: str) -> None:
-    notices.EVERY_S = 0.01
+    notices.EVERY_S = 0
     counts = CountsSaves()
 
     def ask() -> str | None:
         assert environment.local_rank() == 0
-        return "soon" if Slow.num_steps >= 5 else None
+        return "soon" if is_taken.wait(0.01) else None
 
     options = {"max_epochs": 1, "save_every_s": 1e9, "notice": ask}
-    fit(Path(run_dir), Slow, lambda: batches(320), callbacks=lambda: [counts], **options)
+    fit(Path(run_dir), Taken, lambda: batches(320), callbacks=lambda: [counts], **options)
     print(f"rank {environment.rank()} has saved {counts.num_saves} time")
 
 

@@ -1,12 +1,12 @@
 import multiprocessing
-import time
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
-from library.tests.programs import PATIENCE_S
+from library.tests.kit import Clock
+from library.tests.programs import PATIENCE_S, until
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure
 from samestep.ranks import process_group as distributed
@@ -22,6 +22,7 @@ def meet(rank: int, port: int) -> None:
     fresh.wait(["rank-0", "rank-1", "rank-2"], timedelta(seconds=PATIENCE_S))
 
 
+@pytest.mark.program
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_ranks_meet_in_a_store_that_holds_addresses_of_an_older_attempt():
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -33,7 +34,8 @@ def test_ranks_meet_in_a_store_that_holds_addresses_of_an_older_attempt():
     for rank in ranks:
         if rank is not ranks[0]:
             rank.start()
-    time.sleep(1.5)
+    # They join the older attempt: "rank-1" and "rank-2" there are those of nobody.
+    until(lambda: store.check(["older/rank/1", "older/rank/2"]))
     ranks[0].start()
     for rank in ranks:
         rank.join(PATIENCE_S)
@@ -42,14 +44,18 @@ def test_ranks_meet_in_a_store_that_holds_addresses_of_an_older_attempt():
 
 
 @pytest.mark.parametrize(
-    ("rank", "missing"), [(0, "waited 0.3 s for rank 1, 2:"), (2, "waited 0.3 s for rank 0:")]
+    ("rank", "missing"), [(0, "waited 300 s for rank 1, 2:"), (2, "waited 300 s for rank 0:")]
 )
 def test_ranks_that_do_not_come_are_named(monkeypatch, rank: int, missing: str):
     store = dist.HashStore()
     monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(store, rank, 3)]))
     monkeypatch.setattr(environment, "rank", lambda: rank)
+    clock = Clock()
+    monkeypatch.setattr(distributed, "time", clock)
+    began = clock.now
     with pytest.raises(NetworkError, match=missing):
-        distributed.store_of_this_attempt(timedelta(seconds=0.3))
+        distributed.store_of_this_attempt(timedelta(seconds=300))
+    assert 300 < clock.now - began < 300.3
 
 
 @pytest.mark.parametrize(

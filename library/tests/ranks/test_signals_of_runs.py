@@ -49,6 +49,7 @@ trainer.test(dataloaders=batches(8_000))
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SAMESTEP_RUN = ("-m", "samestep", "run", "--nproc-per-node=2")
+pytestmark = pytest.mark.program
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
 
 
@@ -134,7 +135,9 @@ class Slow(Net):
     def validation_step(self, batch, batch_idx):
         if self.trainer.global_step == 24:
             print("validating", flush=True)
-            time.sleep(1 if is_slow_at_saving else 1000)
+            # The signal must come before the next save, and not after the run.
+            while not (is_slow_at_saving and stopping._State.signum):
+                time.sleep(0.01)
 
 options = {"run_dir": "mine", "max_epochs": 9, "accelerator": "cpu"} | json.loads(sys.argv[1])
 options |= {"num_sanity_val_steps": 0, "save_every_s": 1e9, "val_check_interval": 8}

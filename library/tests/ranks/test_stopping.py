@@ -9,6 +9,7 @@ from library.tests.programs import environment, run_code, until
 
 IN_TURN = """
 import faulthandler, os, signal, sys, time
+from pathlib import Path
 from samestep.ranks import stopping
 stopping.interrupts.say_interrupted = lambda: print("said", flush=True)
 for text in sys.argv[1:]:
@@ -37,8 +38,8 @@ print([*map(int, stopping.agreed(save=True))], flush=True)
 stopping.check()
 """: "[1, 1, 0, 0, 0]\nends 129\n",
     # A wait for the next batch is ended.
-    """stopping.defer(); os.system(f'(sleep 1; kill -TERM {os.getpid()}) &')
-stopping.interruptible(lambda: time.sleep(60))
+    """stopping.defer()
+stopping.interruptible(lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60)))
 """: "ends 143\n",
     # Nothing else is, such as a validation.
     """stopping.defer(); os.kill(os.getpid(), signal.SIGTERM)

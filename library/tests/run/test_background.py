@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,6 +54,29 @@ class SlowDisk(L.Callback):
         self.may_write.wait()
         if not self.is_killed:
             write_copy(*what)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written before training waits for it."""
+    start = background.BackgroundWriter.start
+
+    def start_late(writer: Any, write: Callable[..., None], *arguments: Any) -> Any:
+        is_waited_for = threading.Event()
+
+        def write_late(*what: Any) -> None:
+            is_waited_for.wait()
+            write(*what)
+
+        def tell(wait: Callable[[], Any]) -> Callable[[], Any]:
+            return lambda: (is_waited_for.set(), wait())[1]
+
+        written = start(writer, write_late, *arguments)
+        written.result = tell(written.result)  # type: ignore[method-assign]
+        written.exception = tell(written.exception)  # type: ignore[method-assign]
+        return written
+
+    monkeypatch.setattr(background.BackgroundWriter, "start", start_late)
 
 
 class StopsWriting:
@@ -173,15 +197,12 @@ def test_a_run_killed_while_it_writes_continues_from_the_save_before(tmp_path: P
     check_same(tmp_path / "killed", tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("slow_disk")
 def test_a_run_stopped_while_it_writes_repeats_nothing(tmp_path: Path):
-    def write(*what: Any) -> None:
-        time.sleep(0.05)
-        write_copy(*what)
-
-    with mock.patch.object(checkpoint, "write_copy", write):
-        check_exact(tmp_path, Net, batches, (0, 1), (1, "start"), (1, 0), save_every_s=1e-9)
+    check_exact(tmp_path, Net, batches, (0, 1), (1, "start"), (1, 0), save_every_s=1e-9)
 
 
+@pytest.mark.usefixtures("slow_disk")
 def test_the_hooks_of_the_end_and_a_run_that_fails_have_the_best_checkpoint(tmp_path: Path):
     class Reads(L.Callback):
         def __init__(self) -> None:
@@ -196,16 +217,11 @@ def test_the_hooks_of_the_end_and_a_run_that_fails_have_the_best_checkpoint(tmp_
             if trainer.global_step == 5:
                 raise ValueError("planted")
 
-    def write(*what: Any) -> None:
-        time.sleep(0.2)
-        write_copy(*what)
-
     reads = Reads()
     options: dict[str, Any] = {"monitor": "val/score", "max_epochs": 2}
-    with mock.patch.object(checkpoint, "write_copy", write):
-        fit(tmp_path / "ends", lambda: Scores(2, 1), callbacks=lambda: [reads], **options)
-        with pytest.raises(ValueError, match="planted"):
-            fit(tmp_path / "fails", lambda: Scores(1), callbacks=lambda: [Fails()], **options)
+    fit(tmp_path / "ends", lambda: Scores(2, 1), callbacks=lambda: [reads], **options)
+    with pytest.raises(ValueError, match="planted"):
+        fit(tmp_path / "fails", lambda: Scores(1), callbacks=lambda: [Fails()], **options)
     assert reads.step == 8
     assert load(tmp_path / "fails/checkpoints/best.ckpt")["global_step"] == 4
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from library.tests.kit import Scores, fit
+from library.tests.programs import PATIENCE_S
 from library.tests.run.settings import make_spec, save
 from samestep.callbacks.checkpoints import progress_of
 from samestep.errors import ConfigError, RunError
@@ -374,8 +375,8 @@ def test_the_reason_of_an_end_is_kept(tmp_path: Path, capsys):
 
 def test_a_stopped_run_does_not_wait_long_for_its_report(tmp_path: Path, monkeypatch, caplog):
     is_over = threading.Event()
-    monkeypatch.setattr(page, "write", lambda run_dir: is_over.wait(20))
-    monkeypatch.setattr(lifecycle, "REPORT_S", 0.05)
+    monkeypatch.setattr(page, "write", lambda run_dir: is_over.wait(PATIENCE_S))
+    monkeypatch.setattr(lifecycle, "REPORT_S", 0)
     lifecycle.write_in_time(tmp_path, page.write_or_warn)
     is_over.set()
     (message,) = caplog.messages

@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 
+from library.tests import kit
 from library.tests.kit import Net, batches, fit
 from library.tests.programs import run_code
 from samestep.report.wall_time import account_of, add_up
@@ -19,58 +20,78 @@ from samestep.run.wall_time import (
     IMPORT,
     REPEATED,
     SAVING,
+    START,
     TRAINING,
     VALIDATION,
     Clock,
     Start,
 )
 
-SLEEP_S = 0.02
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> kit.Clock:
+    """The time of a process that imports for a second; no thread reads it."""
+    clock = kit.Clock()
+    monkeypatch.setattr(wall_time, "time", clock)
+    monkeypatch.setattr(wall_time, "EVERY_S", 1000)
+    monkeypatch.setattr(wall_time, "_clock", Clock(clock.now, IMPORT))
+    clock.now += 1
+    return clock
 
 
-class Sleepy(Net):
-    """Spends at least ``SLEEP_S`` in each step, in each of its validations, and compiling."""
+class Timed(Net):
+    """Spends 2 s in each step, 3 s compiling, and 4 s in each batch of a validation or test."""
+
+    def __init__(self, clock: kit.Clock) -> None:
+        super().__init__()
+        self.time = clock
 
     def training_step(self, batch, batch_idx):
-        time.sleep(SLEEP_S)
+        self.time.now += 2
         wall_time.begin_compile()
-        time.sleep(SLEEP_S)
+        self.time.now += 3
         wall_time.end_compile()
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch, batch_idx):
-        time.sleep(SLEEP_S)
+        self.time.now += 4
         return super().validation_step(batch, batch_idx)
 
     test_step = validation_step
 
 
-class SleepySave(L.Callback):
-    """Spends time while a checkpoint is saved."""
+class TimedSave(L.Callback):
+    """Spends 5 s while a checkpoint is saved."""
+
+    def __init__(self, clock: kit.Clock) -> None:
+        self.time = clock
 
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
-        time.sleep(SLEEP_S)
+        self.time.now += 5
 
 
 class Numbers:
-    """Data that take time to read."""
+    """Data of which each batch takes 6 s to read."""
+
+    def __init__(self, clock: kit.Clock) -> None:
+        self.time = clock
 
     def __iter__(self):
         for batch in batches():
-            time.sleep(SLEEP_S)
+            self.time.now += 6
             yield batch
 
     def __len__(self):
         return len(batches())
 
 
-def test_a_test_after_the_run_counts(tmp_path):
-    (done,) = fit(tmp_path, Sleepy)
+def test_a_test_after_the_run_counts(tmp_path, clock):
+    (done,) = fit(tmp_path, lambda: Timed(clock))
     before = wall_time.current().as_start()
     done.trainer.test(done.module, batches(shuffle=False), verbose=False)
     (after,) = starts_of(tmp_path)
-    assert after.seconds[VALIDATION] >= before.seconds[VALIDATION] + 4 * SLEEP_S
-    assert before.ended + 4 * SLEEP_S <= after.ended <= time.time()
+    assert after.seconds == {**before.seconds, VALIDATION: before.seconds[VALIDATION] + 4 * 4}
+    assert before.ended + 4 * 4 == after.ended == clock.now
 
 
 def starts_of(run_dir: Path) -> list[Start]:
@@ -79,30 +100,34 @@ def starts_of(run_dir: Path) -> list[Start]:
     return wall_time.read_starts(run_dir, record.read(run_dir).starts)
 
 
-def test_seconds_are_shared_out_among_causes(tmp_path):
-    before = time.time()
-    fit(tmp_path, Sleepy, Numbers, callbacks=lambda: [SleepySave()])
+def test_seconds_are_shared_out_among_causes(tmp_path, clock):
+    began = clock.now - 1
+    fit(
+        tmp_path,
+        lambda: Timed(clock),
+        lambda: Numbers(clock),
+        callbacks=lambda: [TimedSave(clock)],
+    )
     (start,) = starts_of(tmp_path)
     # Two epochs of four batches, and a save and a validation at the end of each.
     assert start.step == 8
-    assert start.seconds[TRAINING] >= 8 * SLEEP_S
-    assert start.seconds[COMPILE] >= 8 * SLEEP_S
-    assert start.seconds[DATA] >= 8 * SLEEP_S
-    assert start.seconds[VALIDATION] >= 8 * SLEEP_S
-    assert start.seconds[SAVING] >= 2 * SLEEP_S
-    assert start.seconds[REPEATED] == 0
-    # All of the time since the process, or the run before, began; nothing counts twice.
-    assert before <= start.ended <= time.time()
+    spent = {cause: seconds for cause, seconds in start.seconds.items() if seconds}
+    assert spent == {
+        IMPORT: 1, START: 5,  # for the checkpoint that is tried
+        TRAINING: 8 * 2, COMPILE: 8 * 3, VALIDATION: 8 * 4, SAVING: 2 * 5, DATA: 8 * 6,
+    }  # fmt: skip
+    # All of the time since the process began; nothing counts twice.
+    assert (start.began, start.ended) == (began, clock.now)
     assert record.read(tmp_path).start["spent"]["step"] == 8
 
 
-def test_a_second_run_of_a_process_begins_where_the_first_has_ended(tmp_path):
-    fit(tmp_path / "one")
-    between = time.time()
-    fit(tmp_path / "two")
+def test_a_second_run_of_a_process_begins_where_the_first_has_ended(tmp_path, clock):
+    fit(tmp_path / "one", lambda: Timed(clock))
+    between = clock.now
+    fit(tmp_path / "two", lambda: Timed(clock))
     (start,) = starts_of(tmp_path / "two")
     assert start.seconds[IMPORT] == 0
-    assert start.began >= between
+    assert start.began == between
 
 
 SLOW = """
