@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -65,6 +66,13 @@ def until(
         assert time.monotonic() < deadline, says() or f"not true after {seconds:.0f} s"
         time.sleep(pause_s)
     return found
+
+
+def is_pending(pid: int, signum: int) -> bool:
+    """Whether a process that runs has a signal that it has not taken yet. Linux only."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = re.findall(r"(?:SigPnd|ShdPnd):\s*(\w+)", status)
+    return "zombie" not in status and any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)
 
 
 def run(

@@ -20,7 +20,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from library.tests.kit import Net, batches, fit
-from library.tests.programs import run_code
+from library.tests.programs import run_code, until
 from samestep import loggers
 from samestep.errors import ConfigError
 from samestep.run import record as run_record
@@ -208,6 +208,11 @@ def test_wandb_continues_offline_with_one_warning_and_gets_no_secret(tmp_path: P
     assert start["commit"] is start["repo"] is None
 
 
+def wait_for_the_next_second() -> None:
+    second = int(time.time())
+    until(lambda: int(time.time()) > second)
+
+
 def log_offline(run_dir: str) -> None:
     """Start a run twice. Before each, one was killed at once: with its empty file, ``wandb sync``
     would stop."""
@@ -220,7 +225,8 @@ def log_offline(run_dir: str) -> None:
         for step in steps:
             logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
         sys.modules["wandb"].finish()
-        time.sleep(1)  # its folder is named after the second
+        # The folder of the next start is named after its second.
+        wait_for_the_next_second()
 
 
 @pytest.mark.program

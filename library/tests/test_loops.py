@@ -5,7 +5,8 @@ import hashlib
 import inspect
 import multiprocessing
 import os
-import time
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,9 @@ from torch.utils.data import (
 
 from library.tests.canaries import Sources, check_sources, needs_locked_lightning
 from library.tests.kit import Net, check_exact, check_same, fit
+from library.tests.programs import PATIENCE_S, until
 from samestep import BatchLoader, loops
+from samestep.ranks import stopping
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -362,7 +365,7 @@ def test_the_loop_keeps_the_name_that_checkpoints_have():
 
 
 class Blocks(Dataset[torch.Tensor]):
-    """Blocks once, while it reads the tenth sample; a second later its rank gets SIGTERM."""
+    """Blocks once, while it reads the tenth sample; its rank waits, and gets SIGTERM."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -376,8 +379,9 @@ class Blocks(Dataset[torch.Tensor]):
             # Not getppid(): Python 3.14 starts loader processes by a server of its own.
             starter = multiprocessing.parent_process()
             rank = starter.pid if starter else os.getpid()
-            os.system(f"(sleep 1; kill -TERM {rank}) &")
-            time.sleep(30)
+            until((self.folder / "waits").exists)
+            os.kill(rank, signal.SIGTERM)
+            threading.Event().wait(PATIENCE_S)
             (self.folder / "waited").touch()
         return torch.tensor([float(id)])
 
@@ -412,8 +416,24 @@ BLOCKED: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BLOCKED)
-def test_a_signal_ends_the_wait_for_a_batch_of_any_loader(tmp_path: Path, name: str):
+def with_worker(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.program) if "workers" in name else name
+
+
+@pytest.mark.parametrize("name", [with_worker(name) for name in BLOCKED])
+def test_a_signal_ends_the_wait_for_a_batch_of_any_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    interruptible = stopping.interruptible
+
+    def tell(wait: Callable[[], Any]) -> Any:
+        (tmp_path / "waits").touch()
+        try:
+            return wait()
+        finally:
+            (tmp_path / "waits").unlink()
+
+    monkeypatch.setattr(stopping, "interruptible", lambda wait: interruptible(partial(tell, wait)))
     loader = partial(BLOCKED[name], tmp_path)
     fit(tmp_path / "whole", Net, loader)
     (tmp_path / "blocks").touch()

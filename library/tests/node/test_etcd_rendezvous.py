@@ -17,10 +17,12 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from library.tests import etcd_server
 from library.tests.etcd_server import EtcdServer
-from library.tests.programs import PATIENCE_S
+from library.tests.programs import PATIENCE_S, until
 
 pytest.importorskip("etcd", reason="pip install python-etcd")
 from samestep.node.etcd_rendezvous import EtcdRendezvous, is_loss
+
+pytestmark = pytest.mark.program
 
 
 @pytest.fixture
@@ -118,7 +120,6 @@ def test_a_node_whose_place_was_given_away_meets_the_others_again(server: EtcdSe
     )
     late.next_rendezvous()
     late._backend.has_left = True
-    time.sleep(5)
     alone = other.next_rendezvous()
     assert (alone.rank, alone.world_size) == (0, 1)
     late._backend.has_left = False
@@ -138,7 +139,7 @@ def test_nodes_go_on_without_etcd_and_meet_again_when_it_is_back(
     for _ in range(3):
         assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
     server.start(tmp_path / "data")  # with what it knew
-    assert [node.num_nodes_waiting() for node in nodes] == [1, 1]
+    until(lambda: all(node.num_nodes_waiting() for node in nodes))
     meet(nodes)
     assert not [record for record in caplog.records if record.name.startswith(("etcd", "urllib3"))]
     stdout = capsys.readouterr().out
@@ -149,13 +150,13 @@ def test_nodes_go_on_without_etcd_and_meet_again_when_it_is_back(
     server.kill()
     server.start(tmp_path / "empty")
     assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
-    assert [node.num_nodes_waiting() for node in nodes] == [1, 1]
+    until(lambda: all(node.num_nodes_waiting() for node in nodes))
     meet(nodes)
     # Nodes that must meet wait for it.
     server.kill()
     with ThreadPoolExecutor() as threads:
         meeting = threads.submit(meet, nodes)
-        time.sleep(2)
+        until(lambda: all(node._is_lost for node in nodes))
         assert not meeting.done()
         server.start(tmp_path / "empty again")
         meeting.result(PATIENCE_S)

@@ -11,6 +11,7 @@ from samestep.ranks import process_table
 pytestmark = pytest.mark.program
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("has_proc", [True, False])
 def test_processes_are_found_with_and_without_proc(monkeypatch: pytest.MonkeyPatch, has_proc: bool):
     if not has_proc:
@@ -29,6 +30,7 @@ def test_processes_are_found_with_and_without_proc(monkeypatch: pytest.MonkeyPat
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.program
 def test_the_time_of_a_start_is_known(monkeypatch: pytest.MonkeyPatch):
     before = time.time()
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:

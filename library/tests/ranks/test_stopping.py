@@ -9,7 +9,7 @@ from library.tests.programs import environment, run_code, until
 
 IN_TURN = """
 import faulthandler, os, signal, sys, time
-from pathlib import Path
+from library.tests.programs import is_pending, until
 from samestep.ranks import stopping
 stopping.interrupts.say_interrupted = lambda: print("said", flush=True)
 for text in sys.argv[1:]:
@@ -81,7 +81,9 @@ if child == 0:
     os.write(says_ready, b'.')
     time.sleep(60)
 os.read(is_ready, 1)
-os.system(f'kill -INT {child}; kill -TERM {child}'); time.sleep(0.5)
+for _ in range(2):  # when the second one is taken, the first was ignored
+    os.system(f'kill -INT {child}; kill -TERM {child}')
+    until(lambda: not is_pending(child, signal.SIGTERM))
 print(os.waitpid(child, os.WNOHANG)[0], flush=True)
 os.kill(child, signal.SIGTERM)
 print(os.waitpid(child, 0)[1], flush=True)

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from library.tests import pods
 from library.tests.node.test_cluster_environment import PYTORCHJOB
-from library.tests.programs import PATIENCE_S, until
+from library.tests.programs import PATIENCE_S, is_pending, until
 from samestep.errors import ConfigError
 from samestep.launch import entrypoint
 from samestep.node import pid1
@@ -131,7 +130,7 @@ def test_sigterm_to_one_node_stops_all_after_saving(nodes: Nodes):
         nodes.start(*options, *LONG, **shared, RANK=number)
     nodes.wait_until(0, "epoch 1/1000  step 20")
     nodes.processes[1].send_signal(signal.SIGTERM)
-    time.sleep(0.1)
+    until(lambda: not is_pending(nodes.processes[1].pid, signal.SIGTERM))
     nodes.processes[1].send_signal(signal.SIGTERM)  # must not end the agent alone
     assert [nodes.ends(0), nodes.ends(1)] == [143, 143]
     assert "Stopped by SIGTERM after step" in nodes.said(0)

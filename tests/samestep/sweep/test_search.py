@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,6 +59,7 @@ def test_a_killed_search_continues_its_trials_and_starts_none_twice(tmp_path: Pa
     with begin(tmp_path, *words, FAKE_GATE=str(gate)) as first:
         until(lambda: len(list(tmp_path.glob("digits-lr-*/metrics.csv"))) == 2)
         first.kill()
+    (tmp_path / "polled").unlink(missing_ok=True)
     assert states(folder) == ["RUNNING"] * 2
     with suppress(FileExistsError):  # it may really have been killed while it wrote
         (folder / "journal.log.lock").symlink_to("journal.log")
@@ -67,7 +67,7 @@ def test_a_killed_search_continues_its_trials_and_starts_none_twice(tmp_path: Pa
         file.write('{"op_code": 4, "wor')  # the disk was full
     with begin(tmp_path, *words, FAKE_GATE=str(gate)) as second:
         assert "0 of 4 trials have ended" in second.stdout.readline()
-        time.sleep(0.5)  # it looks at the trials several times
+        until((tmp_path / "polled").exists)
         assert [len(starts_of(run_dir)) for run_dir in tmp_path.glob("digits-lr-*")] == [1, 1]
         gate.touch()
         out, err = second.communicate(timeout=PATIENCE_S)
