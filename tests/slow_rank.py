@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from library.tests.kit import Clock
 from project.model.nets.mlp import MLP
+from samestep.callbacks import clock
 from samestep.ranks import environment
 from tests.conftest import ROOT
 from tests.conftest import environment as variables
@@ -47,8 +49,23 @@ class SlowNet(MLP):
         self.seconds = seconds[environment.rank()]
 
     def forward(self, images: Tensor) -> Tensor:
-        time.sleep(self.seconds * len(images))
+        self.spend(self.seconds * len(images))
         return super().forward(images)
+
+    def spend(self, seconds: float) -> None:
+        """Take so long."""
+        time.sleep(seconds)
+
+
+CLOCK = Clock()
+
+
+class TickingNet(SlowNet):
+    """Takes as long by the clock that times forward passes, and in truth no time."""
+
+    def spend(self, seconds: float) -> None:
+        clock.time = CLOCK
+        CLOCK.sleep(seconds)
 
 
 def slow_net(*factors: float) -> str:

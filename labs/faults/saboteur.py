@@ -15,9 +15,10 @@ import torch
 
 from labs.faults import store
 from library.tests import etcd_server
+from library.tests.programs import until
 from project.data.images import ImageSet
 from samestep.errors import ConfigError
-from samestep.ranks import environment
+from samestep.ranks import environment, stopping
 
 
 class Saboteur(L.Callback):
@@ -74,6 +75,8 @@ class Saboteur(L.Callback):
 
     def term_agent(self, batch: Any) -> None:
         os.kill(os.getppid(), signal.SIGTERM)
+        # Until the agent has passed it on: in the meantime a fast run could take all of its steps.
+        until(lambda: stopping._State.signum)
 
     def term_pod(self, batch: Any) -> None:
         """What the kubelet does to a pod that is evicted."""
@@ -197,6 +200,13 @@ class Saboteur(L.Callback):
         # A sharded model: the shard of this rank.
         weights = {k: getattr(v, "_local_tensor", v) for k, v in weights.items()}
         torch.save(weights, self.dirpath / f"weights-{trainer.global_rank}.pt")
+
+
+class WaitsForSaves(L.Callback):
+    """Lets no step end before the save is written, so that the next step begins with it."""
+
+    def on_train_batch_start(self, trainer, *_) -> None:
+        trainer.strategy.checkpoint_io.wait()
 
 
 class Slow(L.Callback):

@@ -1,7 +1,10 @@
 """The harness of ``labs.bench``: its gate, its numbers, and one tiny row from end to end."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -12,6 +15,7 @@ from labs.bench.__main__ import bench, note
 from labs.bench.callbacks import CURVE, Timer
 from labs.bench.measure import Row
 from labs.bench.rows import EPOCHS, all_rows
+from library.tests.programs import until
 from tests.conftest import environment
 
 CLAIM = "ours / bare <= 2"
@@ -45,46 +49,78 @@ def test_ours_learns_what_the_bare_loop_learns_and_another_recipe_does_not_count
     assert all(found["peak_mib"][name] > 100 for name in contenders)
 
 
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that a contender makes when it hangs; then the time that it may take is over.
+
+    So is the time for its stacks when they are written.
+    """
+    path = tmp_path / "begun"
+
+    class Contender(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str], **options: Any) -> None:
+            self.output = options["stderr"].fileno()
+            super().__init__(command, **options)
+
+        def has_stacks(self) -> bool:
+            text = os.pread(self.output, 1_000_000, 0)
+            return b"in wait_for_nothing" in text and b"_shutdown" in text
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            is_over = path.exists if timeout == measure.MOST_S else self.has_stacks
+            until(lambda: is_over() or self.poll() is not None)
+            if self.returncode is None:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            return self.returncode
+
+    monkeypatch.setattr(measure.subprocess, "Popen", Contender)
+    return path
+
+
 def test_a_row_ends_although_a_contender_hangs_or_leaves_a_process_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, begun: Path
 ):
     script = tmp_path / "leaves.py"
     script.write_text(
-        "import subprocess, sys, time\n"
+        "import pathlib, subprocess, sys, time\n"
         "subprocess.Popen(['sleep', '300'])\n"  # which has its output, as a loader's process has
         "print('RESULT {\"value\": 7}', flush=True)\n"
-        "time.sleep(float(sys.argv[1]))\n"
+        "if sys.argv[1:]:\n"
+        f"    pathlib.Path({str(begun)!r}).touch()\n"
+        "    time.sleep(1000)\n"
     )
-    assert measure.run(f"{script} 0") == {"value": 7}
+    assert measure.run(f"{script}") == {"value": 7}
     script.write_text(script.read_text().replace("RESULT", ""))
-    monkeypatch.setattr(measure, "MOST_S", 3)
-    with pytest.raises(RuntimeError, match=r"leaves\.py 300 ended with nothing after 3 s"):
-        measure.run(f"{script} 300")
+    with pytest.raises(RuntimeError, match=r"leaves\.py hang ended with nothing after 600 s"):
+        measure.run(f"{script} hang")
 
 
 @pytest.mark.parametrize("has_result", [True, False])
 def test_a_contender_that_hangs_says_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    has_result: bool,
-):  # fmt: skip
+    tmp_path: Path, begun: Path, capsys: pytest.CaptureFixture[str], has_result: bool
+):
     """Also one whose watchdog has stopped the countdown, and that hangs at its end."""
     script = tmp_path / "hangs.py"
     result = "print('RESULT {\"value\": 7}', flush=True)\n" if has_result else ""
     script.write_text(
-        "import faulthandler, sys, threading, time\n"
+        "import faulthandler, pathlib, sys, threading, time\n"
         "from labs.bench.contender import show_stacks_when_asked\n"
         "show_stacks_when_asked()\n"
         "faulthandler.cancel_dump_traceback_later()\n"
         f"{result}"
-        "def wait_for_nothing(): time.sleep(300)\n"
+        "def wait_for_nothing():\n"
+        "    while threading.main_thread().is_alive(): time.sleep(0.01)\n"
+        f"    pathlib.Path({str(begun)!r}).touch()\n"
+        "    time.sleep(1000)\n"
         "threading.Thread(target=wait_for_nothing).start()\n"
     )
-    monkeypatch.setattr(measure, "MOST_S", 5)
     if has_result:
         assert measure.run(str(script)) == {"value": 7}
         said = capsys.readouterr().err
     else:
-        with pytest.raises(RuntimeError, match="nothing after 5 s") as raised:
+        with pytest.raises(RuntimeError, match="nothing after 600 s") as raised:
             measure.run(str(script))
         said = str(raised.value)
     assert "in wait_for_nothing" in said
