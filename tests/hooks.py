@@ -15,11 +15,8 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import hydra
-import omegaconf.base
 import pytest
-from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
-from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
 from library.tests.programs import environment
@@ -29,10 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the Python programs under test from a process that has imported the libraries.
-
-    In this process, Hydra reads and composes nothing twice.
-    """
+    """Start the Python programs under test from a process that has imported the libraries."""
     config.pluginmanager.register(ProcessorSeconds())
     config.pluginmanager.register(levels)
     # Containers often set this. Hundreds of processes would compile the same files.
@@ -41,18 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["GOGC"] = "off"  # kubectl never lives long enough to need its garbage collector
     fork_server.install(environment())
     hydra.compose = compose_once
-    ConfigRepository.load_config = load_once
-    # Parsing an interpolation takes a tenth of a composition, and the trees are only read.
-    omegaconf.base.parse = functools.cache(omegaconf.base.parse)
 
 
 original_compose = hydra.compose
-original_load = ConfigRepository.load_config
-LOADED: dict[object, bytes] = {}
-UNREAD = {
-    "CUDA_VISIBLE_DEVICES", "KUBECACHEDIR", "KUBECONFIG", "PYTEST_CURRENT_TEST", "SLURM_CONF",
-}  # fmt: skip
-"""Variables that no file of ``configs/`` reads, and that differ from test to test."""
 
 
 def compose_once(
@@ -60,42 +45,25 @@ def compose_once(
     overrides: Sequence[str] = (),
     return_hydra_config: bool = False,
 ) -> DictConfig:
-    """``hydra.compose``, which takes a tenth of a second, with a memory for what it has composed.
+    """``hydra.compose``, which remembers what it has composed of ``configs/`` of this repository.
 
-    The files, the overrides and the environment are all that Hydra reads.
+    No test writes there, so the result depends on the overrides and the working directory only.
     """
     sources = GlobalHydra.instance().config_loader().get_sources()
-    folders = [Path(source.path) for source in sources if source.scheme() == "file"]
-    folders += fork_server.searched_folders(overrides)
-    states = fork_server.states_of_files(folders)
-    variables = frozenset((name, os.environ[name]) for name in os.environ if name not in UNREAD)
-    surroundings = (tuple(folders), tuple(states), variables)
-    composed = compose_in(surroundings, config_name, tuple(overrides), return_hydra_config)
+    folders = [source.path for source in sources if source.scheme() == "file"]
+    searches = any(override.startswith("hydra.searchpath") for override in overrides)
+    if searches or folders != [str(ROOT / "configs")]:
+        return original_compose(config_name, list(overrides), return_hydra_config)
+    composed = compose_ours(Path.cwd(), config_name, tuple(overrides), return_hydra_config)
     copied: DictConfig = pickle.loads(composed)  # deepcopy is several times slower
     return copied
 
 
 @functools.lru_cache(maxsize=1000)
-def compose_in(
-    surroundings: object, config_name: str, overrides: tuple[str, ...], return_hydra_config: bool
+def compose_ours(
+    cwd: Path, config_name: str | None, overrides: tuple[str, ...], return_hydra_config: bool
 ) -> bytes:
     return pickle.dumps(original_compose(config_name, list(overrides), return_hydra_config))
-
-
-def load_once(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
-    """Hydra's reader of a file, a third of a composition, with a memory for what it has read."""
-    folders = [source.path for source in repository.get_sources() if source.scheme() == "file"]
-    paths = [Path(folder, f"{config_path.removesuffix('.yaml')}.yaml") for folder in folders]
-    states = [
-        (path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.exists()
-    ]
-    if not states:
-        return original_load(repository, config_path)
-    key = (config_path, *states)
-    if key not in LOADED:
-        LOADED[key] = pickle.dumps(original_load(repository, config_path))
-    loaded: ConfigResult | None = pickle.loads(LOADED[key])
-    return loaded
 
 
 STARTED = pytest.StashKey[float]()
@@ -115,7 +83,8 @@ def pytest_runtest_teardown() -> Generator[None]:
     server = fork_server.Popen.server
     if server is None:
         return  # every program is a fresh one
-    left = dict(fork_server.read_at_import(environment()).items() - server.env.items())
+    of_server = fork_server.read_at_import(server.env)
+    left = dict(fork_server.read_at_import(environment()).items() - of_server.items())
     for name in left:
         del os.environ[name]  # the next test is not to blame
     if left:
