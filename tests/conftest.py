@@ -19,7 +19,6 @@ from library.tests.programs import (
     session_folder,
 )
 from samestep import option_names
-from tests import fork_server
 
 __all__ = ["environment", "free_port", "run", "run_code", "run_ranks"]
 
@@ -54,15 +53,12 @@ sys.exit(pytest.main(sys.argv[1:], plugins=[OneValueOfEach()]))
 
 
 def run_pytest(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    """Run some tests of a copy of this project in a process of their own, within the copy.
-
-    By its name, the fork server knows that this script starts programs.
-    """
+    """Run some tests of a copy of this project in a process of their own, within the copy."""
     # The forked process has imported the libraries before pytest.
     is_known = "ignore::pytest.PytestAssertRewriteWarning"
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-W", is_known]
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, fork_server.RUN_PYTEST)
+        script = Path(folder, "run_pytest.py")
         script.write_text(RUN_PYTEST)
         path = f"{root / 'src'}:{root}"
         return run(str(script), *options, *tests, cwd=root, PYTHONPATH=path)

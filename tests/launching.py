@@ -15,7 +15,6 @@ from pathlib import Path
 
 from samestep.command_line import call
 from samestep.launch import main as launch_module
-from tests import fork_server
 from tests.conftest import ROOT, environment
 
 
@@ -41,7 +40,7 @@ def samestep(
         try:
             os.chdir(cwd)
             set_environment(environment(**{"SAMESTEP_PROJECT": str(ROOT)} | variables))
-            fork_server.tell_kubernetes(variables.get("KUBECONFIG", "none"))
+            tell_kubernetes(variables.get("KUBECONFIG", "none"))
             with descriptor_into(1, stdout.fileno()), descriptor_into(2, stderr.fileno()):
                 exit_code = call(lambda: main(words))
         finally:
@@ -55,6 +54,13 @@ def samestep(
 def set_environment(variables: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
+
+
+def tell_kubernetes(place: str) -> None:
+    """Tell the client of Kubernetes where its file is; it reads KUBECONFIG when it is imported."""
+    for name in ("kubernetes.config", "kubernetes.config.kube_config"):
+        if name in sys.modules:
+            sys.modules[name].KUBE_CONFIG_DEFAULT_LOCATION = place
 
 
 @contextmanager

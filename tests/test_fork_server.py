@@ -2,49 +2,83 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from execnet import gateway_io
 
-from library.tests.programs import PATIENCE_S
 from tests import fork_server
 from tests.conftest import environment, run
 
-pytestmark = [
-    pytest.mark.program,
-    pytest.mark.skipif(
-        fork_server.Popen.server is None, reason="Linux only, and not with SAMESTEP_TESTS_FRESH=1"
-    ),
-]
+needs_server = pytest.mark.skipif(
+    fork_server.Popen.server is None, reason="Linux only, and not with SAMESTEP_TESTS_FRESH=1"
+)
 
 
-def outcomes(
-    script: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, **variables: str
-) -> list[tuple[int, str, str]]:
-    """Exit code, stdout and stderr of a script: forked first, then in a fresh interpreter."""
-    forked = run(str(script), *arguments, cwd=script.parent, **variables)
+@pytest.mark.parametrize(
+    ("argv", "options", "is_forked"),
+    [
+        (["script.py", "x"], {}, True),
+        (["-u", "script.py"], {"stdout": -1, "text": True}, True),
+        (["-m", "samestep", "runs"], {}, True),
+        (["-m", "pip"], {}, False),
+        (["-c", "print(1)"], {}, False),
+        (["-X", "dev", "script.py"], {}, False),
+        (["missing.py"], {}, False),
+        (["script.py"], {"preexec_fn": os.getpid}, False),
+        (["script.py"], {"env": {"PYTHONHASHSEED": "1"}}, False),
+        (["script.py"], {"env": {"RUN_ID": "mine", "PYTHONPATH": "/nowhere"}}, True),
+    ],
+)
+def test_new_interpreter_wherever_a_fork_would_differ(
+    tmp_path: Path, argv: list[str], options: dict[str, object], is_forked: bool
+):
+    tmp_path.joinpath("script.py").touch()
+    server = fork_server.ForkServer({})
+    call = {"cwd": tmp_path, "env": {}} | options
+    program = fork_server.Program.from_call([sys.executable, *argv], call)
+    assert (program is not None and server.accepts(program)) == is_forked
+
+
+def test_process_that_was_forked_by_the_owner_cannot_use_its_server(tmp_path: Path):
+    tmp_path.joinpath("script.py").touch()
+    server = fork_server.ForkServer({})
+    server.owner += 1
+    call = {"cwd": tmp_path, "env": {}}
+    program = fork_server.Program.from_call([sys.executable, "script.py"], call)
+    assert program
+    assert not server.accepts(program)
+
+
+def outcomes(script: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of a script: forked first, then in a new interpreter."""
+    forked = run(str(script), cwd=script.parent)
     with monkeypatch.context() as patch:
         patch.setattr(fork_server.Popen, "server", None)
-        fresh = run(str(script), *arguments, cwd=script.parent, **variables)
+        fresh = run(str(script), cwd=script.parent)
     return [(done.returncode, done.stdout, done.stderr) for done in (forked, fresh)]
 
 
 ENDINGS = {
     "at its last line": ("print('done')", 0),
     "by a negative exit code": ("sys.exit(-1)", 255),
+    "by a message": ("sys.exit('a message')", 1),
     "by a chain of exceptions": ("try:\n    1 / 0\nexcept ArithmeticError:\n    int('x')", 1),
+    "by its hook": ("sys.excepthook = lambda *_: sys.exit(3)\nint('x')", 3),
     "by Ctrl-C": ("os.kill(os.getpid(), 2); time.sleep(60)", -signal.SIGINT),
     "after atexit": ("atexit.register(print, 'bye'); print('hello'); sys.exit(4)", 4),
+    "after its threads": ("threading.Timer(0.1, print, ['late']).start(); print('soon')", 0),
     "with a closed stdout": ("print('x', flush=True); sys.stdout.close(); os.close(1)", 0),
 }
-IMPORTS = "import atexit, os, sys, time\n"
+IMPORTS = "import atexit, os, sys, threading, time\n"
 
 
+@needs_server
+@pytest.mark.program
 @pytest.mark.parametrize(("code", "expected"), ENDINGS.values(), ids=ENDINGS)
-def test_a_program_ends_as_in_a_fresh_interpreter(
+def test_program_ends_as_in_a_new_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, expected: int
 ):
     script = tmp_path / "script.py"
@@ -54,6 +88,38 @@ def test_a_program_ends_as_in_a_fresh_interpreter(
     assert forked[0] == expected
 
 
+SURROUNDINGS = """
+import os, sys
+names = {os.getpid(): "itself"}
+print(os.getppid(), names.get(os.getpgid(0), os.getpgid(0)), names.get(os.getsid(0), os.getsid(0)))
+print(os.getcwd(), sys.argv, sys.path, sys.stdin.read(), sorted(os.environ))
+print(sorted({name.split(".")[0] for name in sys.modules} & {"project", "samestep", "tests"}))
+"""
+
+
+@needs_server
+@pytest.mark.program
+@pytest.mark.parametrize("new_session", [False, True])
+def test_program_has_the_surroundings_of_a_new_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_session: bool
+):
+    (tmp_path / "script.py").write_text(SURROUNDINGS)
+    seen = []
+    for server in (fork_server.Popen.server, None):
+        monkeypatch.setattr(fork_server.Popen, "server", server)
+        done = subprocess.run(
+            [sys.executable, "script.py", "an argument"], cwd=tmp_path, env=environment(A="b"),
+            input="given", capture_output=True, text=True, check=True,
+            start_new_session=new_session,
+        )  # fmt: skip
+        seen.append(done.stdout)
+    assert seen[0] == seen[1]
+    group = "itself itself" if new_session else f"{os.getpgid(0)} {os.getsid(0)}"
+    assert seen[0].startswith(f"{os.getpid()} {group}\n{tmp_path} ")
+
+
+@needs_server
+@pytest.mark.program
 def test_each_program_draws_its_own_random_numbers(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -64,42 +130,20 @@ def test_each_program_draws_its_own_random_numbers(tmp_path: Path):
     assert set(first).isdisjoint(second)
 
 
-@pytest.mark.parametrize(
-    ("options", "variables", "is_forked"),
-    [
-        ([], {}, True),
-        ([], {"RUN_ID": "mine", "PATH": "/nowhere"}, True),
-        (["-X", "dev"], {}, False),
-        ([], {"PYTHONHASHSEED": "1"}, False),
-    ],
-)
-def test_where_it_would_be_seen_the_interpreter_is_fresh(
-    tmp_path: Path, options: list[str], variables: dict[str, str], is_forked: bool
-):
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nprint('torch' in sys.modules)")
-    assert run(*options, str(script), **variables).stdout == f"{is_forked}\n"
-
-
-def test_the_code_of_this_repository_is_not_imported_before(tmp_path: Path):
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nprint({m.split('.')[0] for m in sys.modules})")
-    packages = run(str(script)).stdout
-    assert "'torch'" in packages
-    for name in ("project", "samestep", "tests", "wandb", "mlflow"):
-        assert f"'{name}'" not in packages
-
-
-def test_ranks_of_torchrun_are_forked(tmp_path: Path):
+@needs_server
+@pytest.mark.program
+def test_ranks_of_torchrun_are_forked_and_its_children(tmp_path: Path):
     rank = tmp_path / "rank.py"
     rank.write_text(
-        "import os, sys\nprint(os.environ['RANK'], 'torch' in sys.modules, sys.argv, sys.path[0])\n"
+        "import os, sys\nprint(os.environ['RANK'], 'torch' in sys.modules, sys.argv, os.getppid())"
     )
-    options = ["--standalone", "--nproc-per-node=2", str(rank)]
-    done = run("-m", "torch.distributed.run", *options, "0")
-    said = f"True ['{rank}', '0'] {tmp_path}"
-    assert sorted(done.stdout.splitlines()) == [f"0 {said}", f"1 {said}"]
-    assert (done.returncode, done.stderr) == (0, "")
+    options = ["--standalone", "--nproc-per-node=2", str(rank), "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options]
+    with subprocess.Popen(command, env=environment(), stdout=-1, stderr=-1, text=True) as agent:
+        stdout, stderr = agent.communicate()
+    said = f"True ['{rank}', '0'] {agent.pid}"
+    assert sorted(stdout.splitlines()) == [f"0 {said}", f"1 {said}"]
+    assert (agent.returncode, stderr) == (0, "")
 
 
 METHOD_NAMES = """
@@ -118,45 +162,24 @@ print(ours.get_method_name.__code__ == theirs.get_method_name.__code__)
 """
 
 
-def test_the_rendezvous_names_its_methods_as_torch_does(tmp_path: Path):
+@needs_server
+@pytest.mark.program
+def test_rendezvous_names_its_methods_as_torch_does(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(METHOD_NAMES)
     done = run(str(script))
     assert (done.stdout, done.stderr) == ("join record\n" * 2 + "False\n", "")
 
 
-IN_A_TEST_WORKER = """
-import os, subprocess, sys
-from unittest import mock
-from tests import hooks
-hooks.pytest_configure(mock.Mock())
-command = [sys.executable, SCRIPT]
-program = subprocess.run(command, env=hooks.environment(), capture_output=True, text=True)
-print("torch" in sys.modules, os.getppid(), os.getpid(), program.stdout, program.stderr)
-"""
-
-
-def test_a_process_of_xdist_is_forked_and_so_are_its_programs(tmp_path: Path):
-    assert gateway_io.popen_bootstrapline == fork_server.TEST_WORKER[1]
-    script = tmp_path / "script.py"
-    script.write_text("import os, sys\nprint('torch' in sys.modules, os.getppid(), os.getsid(0))")
-    code = IN_A_TEST_WORKER.replace("SCRIPT", repr(str(script)))
-    variables = environment()
-    del variables["OMP_NUM_THREADS"]  # most users do not set it
-    worker = subprocess.run(
-        [sys.executable, "-u", *fork_server.TEST_WORKER],
-        input=f"{code!r}\n", env=variables, capture_output=True, text=True, check=True,
-        timeout=PATIENCE_S,
-    )  # fmt: skip
-    is_forked, parent, pid, *of_program = worker.stdout.split()
-    assert (is_forked, int(parent)) == ("True", os.getpid())
-    assert of_program == ["True", pid, str(os.getsid(0))]
-    assert worker.stderr == ""
-
-
-def test_the_server_prints_nothing_while_it_imports(tmp_path: Path):
-    """What a library says then would be missing in the output of the forked programs."""
-    script = tmp_path / "script.py"
-    script.write_text("print('done')")
-    assert run(str(script)).stdout == "done\n"  # so the server has imported everything
-    assert fork_server.Popen.server.printed == b""
+@needs_server
+@pytest.mark.program
+def test_libraries_print_nothing_while_the_server_imports_them():
+    """The output of the forked programs would lack it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    command = [sys.executable, fork_server.__file__]
+    with theirs:
+        server = subprocess.run(
+            command, stdin=theirs, env=environment(), capture_output=True, check=True
+        )
+    assert server.stdout + server.stderr == b""

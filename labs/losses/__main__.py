@@ -92,7 +92,7 @@ def run_program(folder: Path, shapes: Sequence[Shape], num_ranks: int) -> None:
     """Train shapes on so many ranks; one that fails does not stop the others."""
     left = list(shapes)
     while left:
-        # As a script with this option it is forked, and so are its ranks: tests/fork_server.py.
+        # As a script it is forked, and so are its ranks: tests/fork_server.py.
         command = [sys.executable, program.__file__, f"--devices={num_ranks}", str(folder)]
         command += [str(SHAPES.index(shape)) for shape in left]
         with tempfile.TemporaryFile("w+") as errors:
