@@ -1,12 +1,15 @@
 """The live page: what its server sends, and to whom."""
 
+import fcntl
 import json
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.error import HTTPError
 
 import pytest
@@ -14,8 +17,8 @@ import pytest
 from library.tests.programs import environment
 from library.tests.report.fake import make_run
 from samestep.errors import ConfigError
-from samestep.report import live
-from samestep.run import record
+from samestep.report import live, overview
+from samestep.run import lock, record
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +80,41 @@ def test_the_page_and_the_report_of_a_run_need_no_network(served: tuple[Path, st
     assert "<h1>o&lt;b&gt;dd</h1>" in report
     with urllib.request.urlopen(f"{address}/plotly.js") as answer:
         assert answer.headers["Content-Encoding"] == "gzip"
+
+
+def states_of(folder: Path) -> dict[str, str]:
+    """The runs of the list and their states."""
+    data = json.loads(live.render_parts(folder, []))
+    return {run["name"]: run["state"] for run in data["list"]["runs"]}
+
+
+def test_only_the_runs_that_have_changed_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("one", "two", "three"):
+        make_run(tmp_path / name)
+    first = live.render_parts(tmp_path, ["one", "two"])
+    read, describe = Mock(side_effect=record.read), Mock(side_effect=overview.describe_runs)
+    monkeypatch.setattr(record, "read", read)
+    monkeypatch.setattr(overview, "describe_runs", describe)
+    assert live.render_parts(tmp_path, ["one", "two"]) == first
+    assert (read.call_count, describe.call_count) == (0, 0)
+    record.update(tmp_path / "two", record.FAILED, "no space left")
+    read.reset_mock()
+    assert states_of(tmp_path)["two"] == "failed: no space left"
+    read.assert_called_once_with(tmp_path / "two")
+    make_run(tmp_path / "four")
+    shutil.rmtree(tmp_path / "one")
+    assert set(states_of(tmp_path)) == {"two", "three", "four"}
+
+
+def test_a_killed_run_is_seen_although_no_file_changes(tmp_path: Path):
+    record.update(make_run(tmp_path / "one"), record.RUNNING)
+    # As the process of a run holds it, until it ends for whatever reason.
+    with (tmp_path / "one" / lock.FILE).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert states_of(tmp_path) == {"one": "running"}
+    assert states_of(tmp_path)["one"].startswith("stopped: killed")
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])

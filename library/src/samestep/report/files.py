@@ -5,8 +5,10 @@ import io
 import json
 import math
 import mimetypes
+import os
 from base64 import b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ MAX_BYTES = 1_725_000  # of all pictures together: 2.3 MB on the page, which sta
 MAX_TEXT = 20_000  # bytes of a table or text; longer ones are for programs
 PICTURES = (".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp")
 TEXTS = (".csv", ".txt", ".md")
+Stamp = tuple[int, int, int]  # of a file: when it was changed, its inode and its size
 
 
 class Run(NamedTuple):
@@ -211,6 +214,16 @@ def read_table_or_text(path: Path) -> PredictionFile:
         # Not text.splitlines(): a quoted cell may contain line breaks.
         rows = list(csv.reader(io.StringIO(text)))
     return PredictionFile(path.name, text, rows=rows)
+
+
+def stamp_of(path: str | Path) -> Stamp:
+    """What changes when a file is changed or replaced; zeros where there is none."""
+    with suppress(OSError, ValueError):
+        # Path.stat() would take twice as long, which counts with thousands of runs.
+        status = os.stat(path)  # noqa: PTH116
+        # A file that was replaced within one tick of the clock has another inode.
+        return status.st_mtime_ns, status.st_ino, status.st_size
+    return 0, 0, 0
 
 
 def show(value: float) -> str:

@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +114,14 @@ def plain_runs(found: dict[str, record.Record]) -> list[dict[str, Any]]:
     return [{"name": name} | status._asdict() for name, status in found.items()]
 
 
-def list_runs(folder: Path) -> dict[str, record.Record]:
+def list_runs(
+    folder: Path, read: Callable[[Path], record.Record] = record.read
+) -> dict[str, record.Record]:
     """The runs of a folder by their names, the newest first; other folders in it are left out.
+
+    Args:
+        folder: of the runs.
+        read: the record of a run directory.
 
     Raises:
         ConfigError: if there is no such folder.
@@ -125,7 +131,7 @@ def list_runs(folder: Path) -> dict[str, record.Record]:
     found = {}
     for path in folder.iterdir():
         # Only this small file of each run is read, so that ten thousand runs take two seconds.
-        status = record.read(path)
+        status = read(path)
         # A run whose run.json is lost or damaged still has its configuration.
         if status.time or (path / "config.yaml").exists():
             found[path.name] = status

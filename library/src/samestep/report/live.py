@@ -10,7 +10,8 @@ those that are ticked.
 
 import itertools
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -24,8 +25,8 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.report import charts, compare, listing, overview, page
 from samestep.report.estimates import quantiles
-from samestep.report.files import Run, read_run
-from samestep.run import record
+from samestep.report.files import Run, Stamp, read_run, stamp_of
+from samestep.run import lock, record
 
 HOSTS = {"127.0.0.1", "localhost"}
 MAX_LISTED = 500  # the newest runs
@@ -92,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_text("text/html", render_page(self.folder))
         elif path == "/data":
             names = parse_qs(address.query).get("run", [])
-            self._send_text("application/json", json.dumps(render_parts(self.folder, names)))
+            self._send_text("application/json", render_parts(self.folder, names))
         elif path == "/plotly.js":
             # As it lies in memory: every browser unpacks it.
             self._send("text/javascript", charts.plotly_gz(), ("Content-Encoding", "gzip"))
@@ -144,8 +145,11 @@ def find_runs(folder: Path, names: Sequence[str]) -> list[Run]:
     return runs
 
 
-def render_parts(folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    """What the page asks for.
+def render_parts(folder: Path, names: Sequence[str]) -> str:
+    """What the page asks for, as JSON.
+
+    A page that is left open asks again and again, on a machine that trains. Unchanged runs cost it
+    a look at one file each.
 
     Args:
         folder: of all runs.
@@ -155,42 +159,61 @@ def render_parts(folder: Path, names: Sequence[str]) -> dict[str, Any]:
         ``list``: the newest runs, see ``describe_runs``, and in ``num`` how many there are.
         ``comparison`` and ``charts`` of the ticked ones, as HTML.
     """
-    found = listing.list_runs(folder)
-    newest = dict(itertools.islice(found.items(), MAX_LISTED))
-    stamps = []
+    stamps = tuple(
+        (entry.name, stamp_of(f"{entry.path}/{record.FILE}")) for entry in os.scandir(folder)
+    )
+    found, _ = read_list(folder, stamps, frozenset())
+    # The state of a killed run changes without a file.
+    killed = frozenset(
+        name
+        for name, status in found.items()
+        if status.state == record.RUNNING and not lock.is_held(folder / name)
+    )
+    _, shown = read_list(folder, stamps, killed)
+    ticked = []
     for name in names:
-        # The state too: that of a killed run changes without a file.
-        state = found[name].state if name in found else ""
-        stamps.append((name, state, *times_of(folder / name)))
-    comparison, curves = render_runs(folder, tuple(stamps))
-    return {
-        "list": {**overview.describe_runs(folder, newest), "num": len(found)},
-        "comparison": comparison,
-        "charts": curves,
-    }
-
-
-def times_of(run_dir: Path) -> list[int]:
-    """When the files were changed of which curves and comparisons are made."""
-    times = []
-    for name in FILES:
-        path = run_dir / name
-        times.append(path.stat().st_mtime_ns if path.is_file() else 0)
-    return times
+        stamps_of_files = [stamp_of(folder / name / file) for file in FILES]
+        ticked.append((name, name in killed, *stamps_of_files))
+    comparison, curves = map(json.dumps, render_runs(folder, tuple(ticked)))
+    return f'{{"list": {shown}, "comparison": {comparison}, "charts": {curves}}}'
 
 
 @lru_cache(maxsize=8)
-def render_runs(folder: Path, stamps: Sequence[tuple[str | int, ...]]) -> tuple[str, str]:
-    """The comparison and the curves of runs, as HTML; both may be empty.
+def read_list(
+    folder: Path, stamps: Sequence[tuple[str, Stamp]], killed: Container[str]
+) -> tuple[dict[str, record.Record], str]:
+    """The records of the runs of a folder, and their list as JSON.
 
-    A page that is left open asks again and again, on a machine that trains. Unchanged runs cost it
-    nothing.
+    Args:
+        folder: of all runs.
+        stamps: the name of each folder in it, and what changes with its record.
+        killed: the runs that were killed, although their records say that they are running.
+    """
+    stamp_of_name = dict(stamps)
+
+    def read(run_dir: Path) -> record.Record:
+        return read_record(run_dir, stamp_of_name.get(run_dir.name), run_dir.name in killed)
+
+    found = listing.list_runs(folder, read)
+    newest = dict(itertools.islice(found.items(), MAX_LISTED))
+    return found, json.dumps({**overview.describe_runs(folder, newest), "num": len(found)})
+
+
+@lru_cache(maxsize=5000)
+def read_record(run_dir: Path, stamp: Stamp | None, is_killed: bool) -> record.Record:
+    """The record of a run, read again only if one of the other arguments has changed."""
+    return record.read(run_dir)
+
+
+@lru_cache(maxsize=8)
+def render_runs(folder: Path, stamps: Sequence[tuple[Any, ...]]) -> tuple[str, str]:
+    """The comparison and the curves of runs, as HTML; both may be empty.
 
     Args:
         folder: of all runs.
         stamps: the name of each run, and what changes with its files.
     """
-    runs = find_runs(folder, [str(name) for name, *_ in stamps])
+    runs = find_runs(folder, [name for name, *_ in stamps])
     parts: Any = page.templates().get_template("parts.html").module
     comparison = parts.comparison(compare.compare(runs)) if len(runs) > 1 else ""
     curves = parts.curves(charts.charts_of(runs)) if runs else ""

@@ -10,7 +10,7 @@ from samestep.config_keys import KeyScope, scope_of
 from samestep.errors import ConfigError
 from samestep.report import compare, grids, listing
 from samestep.report.estimates import estimate_mean
-from samestep.report.files import Run, show_value
+from samestep.report.files import Run, Stamp, show_value, stamp_of
 from samestep.run import record
 from samestep.run.changes import read_config
 from samestep.run_spec import select
@@ -65,16 +65,12 @@ class Known(NamedTuple):
 
 def read_known(run_dir: Path) -> Known:
     """The configuration of a run; empty if it cannot be read."""
-    try:
-        changed_ns = (run_dir / "config.yaml").stat().st_mtime_ns
-    except OSError:
-        changed_ns = 0
-    return read_unchanged(run_dir, changed_ns)
+    return read_unchanged(run_dir, stamp_of(run_dir / "config.yaml"))
 
 
 @lru_cache(maxsize=MAX_CACHED)
-def read_unchanged(run_dir: Path, changed_ns: int) -> Known:
-    """The configuration of a run, read again only if its file has another time of change."""
+def read_unchanged(run_dir: Path, stamp: Stamp) -> Known:
+    """The configuration of a run, read again only if its file has another stamp."""
     try:
         config = read_config(run_dir)
     except (ConfigError, OSError):
@@ -143,7 +139,7 @@ def show_mean(names: list[str], found: Mapping[str, record.Record]) -> str:
     values = {}
     for name in names:
         best = found[name].best
-        if best is not None:
-            values[name] = float(best)
+        assert best is not None
+        values[name] = float(best)
     estimate = estimate_mean(values)
     return f"{estimate.text()} (n = {estimate.n})" if estimate else ""
