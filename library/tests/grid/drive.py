@@ -43,7 +43,9 @@ with open(run_dir / "claim", "w") as claim, open(root / "starts.txt", "a") as st
 def make_grid(root: Path, names: list[str], **options: bool) -> driver.Grid:
     script = root / "job.py"
     script.write_text(JOB)
-    jobs = [Job(name, root / name, ["seed=0"], {"seed": "0"}, "of the files") for name in names]
+    jobs = [
+        Job(name, root / name, ["seed=0"], {"seed": "0"}, lambda: "of the files") for name in names
+    ]
     program = [str(script), str(root)]
     return driver.Grid("mine", root / "grids/mine", jobs, program, {}, **options)
 

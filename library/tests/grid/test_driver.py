@@ -136,7 +136,7 @@ def test_finished_runs_cost_two_small_files_each(tmp_path: Path, monkeypatch: py
         job.run_dir.mkdir()
         status = {"state": "finished", "time": "2026-11-27T01:00:00+00:00"}
         (job.run_dir / "run.json").write_text(json.dumps(status))
-        content = jobs.Outcome(job.inputs, 0)._asdict()
+        content = jobs.Outcome(job.inputs(), 0)._asdict()
         (grid.folder / f"{job.run_id}.json").write_text(json.dumps(content))
     read = []
     for module in (jobs, jobs.record):
@@ -161,8 +161,8 @@ def test_finished_runs_cost_two_small_files_each(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_what_is_known_to_be_finished(tmp_path: Path, state, exit_code, inputs, expected):
-    job = jobs.Job("one", tmp_path / "one", [], {}, "now")
-    jobs.write_outcome(tmp_path, job._replace(inputs=inputs), exit_code)
+    job = jobs.Job("one", tmp_path / "one", [], {}, lambda: "now")
+    jobs.write_outcome(tmp_path, job._replace(inputs=lambda: inputs), exit_code)
     job.run_dir.mkdir()
     status = {"state": state, "time": "2100-01-01T00:00:00+00:00"}
     if state:
@@ -176,7 +176,7 @@ def test_what_is_known_to_be_finished(tmp_path: Path, state, exit_code, inputs, 
 
 
 def test_of_a_run_elsewhere_only_its_outcome_is_known(tmp_path: Path):
-    job = jobs.Job("one", tmp_path / "one", [], {}, "now")
+    job = jobs.Job("one", tmp_path / "one", [], {}, lambda: "now")
     assert not jobs.is_finished(tmp_path, job, is_elsewhere=True)
     jobs.write_outcome(tmp_path, job, None)
     assert not jobs.is_finished(tmp_path, job, is_elsewhere=True)

@@ -1,12 +1,16 @@
 """The command line of a grid: its name, the names of its runs, and what is rejected."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
+import hydra
 import pytest
 
 from samestep.errors import ConfigError
-from samestep.grid.driver import Grid
+from samestep.grid import jobs
+from samestep.grid.driver import Driver, Grid
 from samestep.hydra import multirun
+from samestep.run import record
 from tests.conftest import run
 
 
@@ -67,12 +71,83 @@ def test_the_name_of_a_grid_is_that_of_its_command():
     assert grid_of("seed=0,1", "model=mlp,cnn").name.startswith("digits-")
 
 
-def test_a_run_is_known_by_what_was_typed_and_by_all_files(configs: Path):
-    first = grid_of("seed=0,1").jobs[0].inputs
-    assert grid_of("seed=0,1,2").jobs[0].inputs == first
-    assert grid_of("seed=0,1", "report=false").jobs[0].inputs != first
-    (configs / "model/mlp.yaml").write_text((configs / "model/mlp.yaml").read_text() + "\n#\n")
-    assert grid_of("seed=0,1").jobs[0].inputs != first
+def finish(grid: Grid) -> None:
+    """Leave what the runs of a grid, and its driver, leave when all are finished."""
+    grid.folder.mkdir(parents=True, exist_ok=True)
+    for job in grid.jobs:
+        job.run_dir.mkdir(exist_ok=True)
+        record.update(job.run_dir, record.FINISHED)
+        jobs.write_outcome(grid.folder, job, 0)
+
+
+def names_to_start(*words: str) -> list[str]:
+    """What the values of the runs are that the same command starts."""
+    pending = Driver(grid_of(*words)).pending
+    return [" ".join(job.values.values()) for job in pending]
+
+
+def replace_in(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_a_comment_starts_no_finished_run(configs: Path, tmp_path: Path):
+    words = [f"run_root={tmp_path}", "seed=0,1,2"]
+    assert names_to_start(*words) == ["0", "1", "2"]
+    finish(grid_of(*words))
+    for name in ("cluster/slurm", "cluster/local", "data/digits", "train"):
+        file = configs / f"{name}.yaml"
+        file.write_text(f"{file.read_text()}\n# A comment.\n")
+    assert names_to_start(*words) == []
+    assert names_to_start(*reversed(words)) == []
+    assert names_to_start(words[0], "seed=3,2,1,0") == ["3"]
+    # The name of the grid changes too, unless it is typed.
+    assert len(names_to_start(*words, "report=false")) == 3
+
+
+def test_a_value_of_a_file_starts_the_runs_that_it_changes(configs: Path, tmp_path: Path):
+    words = [f"run_root={tmp_path}", "model=mlp,cnn", "model.optimizer.lr=0.1,0.2"]
+    finish(grid_of(*words))
+    # No run uses this file, and each run has its own learning rate.
+    replace_in(configs / "model/resnet18.yaml", "width: 64", "width: 32")
+    replace_in(configs / "model/optimizer/adamw.yaml", "lr: 3.0e-3", "lr: 4.0e-3")
+    (configs / "model/new.yaml").write_text("defaults: [mlp]\n")
+    assert names_to_start(*words) == []
+    replace_in(configs / "model/mlp.yaml", "hidden_size: 85", "hidden_size: 86")
+    assert names_to_start(*words) == ["mlp 0.1", "mlp 0.2"]
+    finish(grid_of(*words))
+    replace_in(configs / "model/optimizer/adamw.yaml", "weight_decay: 0.01", "weight_decay: 0.02")
+    assert len(names_to_start(*words)) == 4
+
+
+def test_finished_runs_are_composed_once_for_all_values(
+    configs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = [f"run_root={tmp_path}", "seed=range(0,100)"]
+    finish(grid_of(*words))
+    compose = Mock(side_effect=hydra.compose)
+    monkeypatch.setattr(hydra, "compose", compose)
+    assert names_to_start(*words) == []
+    # The first run and its reference, which are checked, and one without a seed.
+    assert compose.call_count == 3
+
+
+def test_a_group_of_keys_is_merged_into_that_of_a_file(configs: Path, tmp_path: Path):
+    words = [f"run_root={tmp_path}", "model=mlp", "model.net={hidden_size: 3},{hidden_size: 4}"]
+    finish(grid_of(*words))
+    replace_in(configs / "model/mlp.yaml", "dropout: 0.0", "dropout: 0.5")
+    assert len(names_to_start(*words)) == 2
+
+
+def test_a_file_that_breaks_while_a_grid_trains_stops_no_driver(configs: Path, tmp_path: Path):
+    words = [f"run_root={tmp_path}", "model=cnn,mlp"]
+    grid = grid_of(*words)
+    text = (configs / "model/mlp.yaml").read_text()
+    (configs / "model/mlp.yaml").write_text("{")
+    finish(grid)
+    (configs / "model/mlp.yaml").write_text(text)
+    assert names_to_start(*words) == ["mlp"]
 
 
 def test_on_a_cluster_each_run_is_submitted_or_followed(monkeypatch: pytest.MonkeyPatch):
@@ -137,7 +212,8 @@ def test_ranks_of_torchrun_start_no_grid(monkeypatch: pytest.MonkeyPatch):
 
 def shares_of(*words: str) -> list[dict[str, str]]:
     keys, overrides = multirun.split_keys(words)
-    return multirun.share_machine(keys, multirun.check_all(overrides, multirun=True))
+    needs = multirun.check_all(overrides, multirun=True, read=multirun.needs_of)
+    return multirun.share_machine(keys, needs)
 
 
 def test_gpus_and_processors_are_shared_out(monkeypatch: pytest.MonkeyPatch):

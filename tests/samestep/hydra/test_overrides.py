@@ -1,10 +1,15 @@
+from pathlib import Path
+from unittest.mock import Mock
+
 import hydra
 import pytest
 
 from samestep.errors import ConfigError
-from samestep.hydra.compose import check
-from samestep.hydra.overrides import list_runs, parse, rewrite
+from samestep.hydra.compose import check, check_all
+from samestep.hydra.overrides import list_options, parse, rewrite
 from tests.conftest import CONFIGS
+
+NETS = "project.model.nets"
 
 
 def test_values_are_typed_with_two_pluses_and_choices_are_not():
@@ -25,14 +30,65 @@ def test_values_are_typed_with_two_pluses_and_choices_are_not():
     assert [rewrite(override, groups) for override in parse(list(expected))] == [*expected.values()]
 
 
-def test_values_of_sweeps_are_checked_one_after_the_other_and_ranges_at_their_ends():
+def test_each_value_of_a_sweep_is_checked_and_a_range_at_its_ends():
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        runs = list_runs(["a=1,2", "b=range(0,100)", "c=3"], multirun=True)
-    assert runs == [
-        ["a=1", "b=0", "c=3"],
-        ["a=2", "b=0", "c=3"],
-        ["a=1", "b=99", "c=3"],
-    ]
+        options = list_options(["a=1,2", "b=range(0,100)", "c=3"], multirun=True)
+    assert options == [["a=1", "a=2"], ["b=0", "b=99"], ["c=3"]]
+
+
+def test_two_hundred_values_are_composed_once(monkeypatch: pytest.MonkeyPatch):
+    compose = Mock(side_effect=hydra.compose)
+    monkeypatch.setattr(hydra, "compose", compose)
+    seeds, rates = range(200), [0.1, 0.2, 0.3]
+    words = [f"seed={','.join(map(str, seeds))}", "model.optimizer.lr=0.1,0.2,0.3"]
+    found = check_all(words, multirun=True, read=lambda cfg: (cfg.seed, cfg.model.optimizer.lr))
+    assert found == [*((seed, 0.1) for seed in seeds), *((0, rate) for rate in rates[1:])]
+    # The configuration and its reference.
+    assert compose.call_count == 2
+    # Once for each choice of a file.
+    words += ["model=mlp,cnn,resnet18"]
+    check(words, multirun=True)
+    assert compose.call_count == 2 + 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "others"),
+    [
+        ("seed", ["1", "2", "-1"], []),
+        ("model.optimizer.lr", ["0.1", "null", "fast"], []),
+        ("report", ["true", "false", "3"], []),
+        ("data.mean", ["[0.1]", "[0.2]", "[a]"], []),
+        ("callbacks.checkpoints.mode", ["min", "max"], ["callbacks.checkpoints.monitor=val/loss"]),
+        # The rule of the second key is broken, which refers to the first.
+        ("data.num_workers", ["1", "0"], ["trainer.max_epochs=${data.num_workers}"]),
+        ("notes", ["HOME", "NO_SUCH"], ["+tags=['${oc.env:${notes}}']"]),
+        ("notes", ["a", "${no.such}"], []),
+        ("run_root", ["here", ".."], ["run_dir=${run_root}"]),
+        ("run_root", ["here", "'~/there'", "'~no-one/there'"], []),
+        ("trainer.strategy", ["auto", "{depth: 1}"], []),
+        # The keys of another class are not known.
+        ("model.net._target_", ["torch.nn.Identity", f"{NETS}.cnn.CNN"], ["model.net.a=1"]),
+        ("rules", ["project.rules", "no.such"], []),
+        ("model", ["cnn", "cn"], []),
+        ("model/optimizer", ["adamw", "adam"], []),
+    ],
+)
+def test_a_wrong_value_of_a_sweep_has_the_message_of_a_single_one(key, values, others):
+    *valid, wrong = values
+    assert check([f"{key}={','.join(valid)}", *others], multirun=True)
+    with pytest.raises(ConfigError) as single:
+        check([f"{key}={wrong}", *others])
+    with pytest.raises(ConfigError) as swept:
+        check([f"{key}={','.join(values)}", *others], multirun=True)
+    assert str(swept.value) == str(single.value)
+
+
+def test_a_value_with_which_a_file_cannot_be_resolved_is_wrong(configs: Path):
+    with (configs / "train.yaml").open("a") as file:
+        file.write("home: ${oc.env:${notes}}\n")
+    assert check(["notes=HOME,PATH"], multirun=True)
+    with pytest.raises(ConfigError, match="Environment variable 'NO_SUCH' not found"):
+        check(["notes=HOME,NO_SUCH"], multirun=True)
 
 
 def test_sweeps():

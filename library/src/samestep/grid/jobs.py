@@ -9,7 +9,7 @@ runs/grids/<name>/
 
 import fcntl
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -31,8 +31,8 @@ class Job(NamedTuple):
     overrides: Sequence[str]
     values: Mapping[str, str]
     """Of the keys that have several values in the grid."""
-    inputs: str
-    """A digest of the overrides and of all files of the configuration."""
+    inputs: Callable[[], str]
+    """Returns a digest of the configuration. Composing it takes time, which most jobs need not."""
 
 
 class Outcome(NamedTuple):
@@ -77,7 +77,7 @@ def read_jobs(folder: Path) -> dict[str, dict[str, str]]:
 def write_outcome(folder: Path, job: Job, exit_code: int | None, why: str = "") -> None:
     """Write how a job has ended, or with None that it starts."""
     now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-    outcome = Outcome(job.inputs, exit_code, redact(why)[: record.MAX_WHY], now)
+    outcome = Outcome(job.inputs(), exit_code, redact(why)[: record.MAX_WHY], now)
     with alone(folder):
         write_text(folder / f"{job.run_id}.json", json.dumps(outcome._asdict()) + "\n")
 
@@ -105,12 +105,15 @@ def is_finished(folder: Path, job: Job, *, is_elsewhere: bool) -> bool:
     """
     outcome = read_outcome(folder, job.run_id)
     # With other values, in the files or typed, only the run itself knows whether they are allowed,
-    # and whether they make it longer.
-    if outcome.inputs != job.inputs:
-        return False
-    if is_elsewhere and not (job.run_dir / record.FILE).exists():
+    # and whether they make it longer. Compared last: composing takes longer than reading.
+    has_ended = _has_ended_well(outcome, job.run_dir, is_elsewhere=is_elsewhere)
+    return has_ended and outcome.inputs == job.inputs()
+
+
+def _has_ended_well(outcome: Outcome, run_dir: Path, *, is_elsewhere: bool) -> bool:
+    if is_elsewhere and not (run_dir / record.FILE).exists():
         return outcome.exit_code == 0
-    status = record.read(job.run_dir)
+    status = record.read(run_dir)
     if status.state != record.FINISHED or not status.time:
         return False
     if outcome.exit_code is not None:

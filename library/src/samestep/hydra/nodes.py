@@ -42,11 +42,16 @@ def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> d
 def resolve(leaf: Leaf) -> Any:
     """The value as a run gets it; the error as a value if it cannot be resolved."""
     try:
-        value = leaf.node[leaf.name]
-        if OmegaConf.is_config(value):
-            return OmegaConf.to_container(value, resolve=True)
+        return resolve_or_raise(leaf)
     except OmegaConfBaseException as error:
         return error
+
+
+def resolve_or_raise(leaf: Leaf) -> Any:
+    """The value as a run gets it."""
+    value = leaf.node[leaf.name]
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True)
     return value
 
 

@@ -1,5 +1,6 @@
 """The overrides of the command line, as typed and as Hydra gets them. Imports no torch."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,32 +68,23 @@ def _rewrite_choice(line: str, group: str, value: Any, choices: Sequence[str]) -
     return f"+{choice}"
 
 
-def list_runs(lines: Sequence[str], *, multirun: bool) -> list[list[str]]:
-    """The overrides of one run; with ``multirun``, those of each run of a sweep to check.
+def list_options(lines: Sequence[str], *, multirun: bool) -> list[list[str]]:
+    """For each override the overrides to check: one, or with ``multirun`` one for each value."""
+    return [_options_of(override, multirun) for override in _parse_sweep(lines)]
 
-    Each value of a sweep is checked with the first values of the others, so that their number adds
-    up instead of multiplying.
-    """
+
+def _parse_sweep(lines: Sequence[str]) -> list[Override]:
     # The loader finds the choices of a sweep such as data=glob(mnist*).
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    options = [_options_of(one, multirun) for one in parser.parse_overrides(list(lines))]
-    first = [values[0] for values in options]
-    runs = [first]
-    for index, values in enumerate(options):
-        for value in values[1:]:
-            runs.append([*first[:index], value, *first[index + 1 :]])
-    return runs
+    loader = GlobalHydra.instance().config_loader()
+    return OverridesParser.create(loader).parse_overrides(list(lines))
 
 
 def _options_of(override: Override, multirun: bool) -> list[str]:
-    """One override for each value that a sweep has for this key; otherwise the override itself."""
-    line = str(override.input_line)
-    if not override.is_sweep_override() or override.is_hydra_override():
-        return [line]
-    if not multirun:
+    """The overrides to check for this one."""
+    if is_varied(override) and not multirun:
         raise ConfigError(
-            f"{hide_assigned(line)}: is several values; put -m before it to run one after the "
-            "other, [ ] around a list, or quotes within quotes around text"
+            f"{hide_assigned(str(override.input_line))}: is several values; put -m before it to "
+            "run one after the other, [ ] around a list, or quotes within quotes around text"
         )
     values = _values_of(override)
     if override.is_range_sweep():
@@ -101,8 +93,15 @@ def _options_of(override: Override, multirun: bool) -> list[str]:
     return values
 
 
+def is_varied(override: Override) -> bool:
+    """Whether an override has several values, each for a run of its own."""
+    return override.is_sweep_override() and not override.is_hydra_override()
+
+
 def _values_of(override: Override) -> list[str]:
-    """One override for each value that a sweep has for this key."""
+    """One override for each value that a sweep has for this key; otherwise the override itself."""
+    if not is_varied(override):
+        return [str(override.input_line)]
     key = override.get_key_element()
     values = list(override.sweep_string_iterator()) or [""]
     return [f"{key}={value}" for value in values]
@@ -116,24 +115,28 @@ class GridRun(NamedTuple):
     """Those of all runs."""
     values: dict[str, str]
     """Of the keys that have several values."""
+    blank: tuple[str, ...]
+    """The overrides, with ``???`` for each of these values.
+
+    Choices of files stay, and groups of keys, which Hydra merges into those of a file.
+    """
 
 
 def list_grid(lines: Sequence[str]) -> list[GridRun]:
     """Every run of a grid: each combination of the values that its keys have."""
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    runs = [GridRun([], [], {})]
-    for override in parser.parse_overrides(list(lines)):
-        line, key = str(override.input_line), override.key_or_group
-        is_varied = override.is_sweep_override() and not override.is_hydra_override()
-        words = _values_of(override) if is_varied else [line]
-        longer = []
-        for run in runs:
-            for word in words:
-                fixed, values = run.fixed, run.values
-                if is_varied:
-                    values = {**values, key: word.partition("=")[2]}
-                else:
-                    fixed = [*fixed, word]
-                longer.append(GridRun([*run.overrides, word], fixed, values))
-        runs = longer
+    groups = choices_of(*config_folders())
+    typed = _parse_sweep(lines)
+    fixed = [str(override.input_line) for override in typed if not is_varied(override)]
+    runs = []
+    for words in itertools.product(*map(_values_of, typed)):
+        values = {}
+        blank = [*words]
+        for index, override in enumerate(typed):
+            if not is_varied(override):
+                continue
+            name = override.key_or_group
+            key, _, values[name] = words[index].partition("=")
+            if name not in groups and not values[name].startswith("{"):
+                blank[index] = f"{key}=???"
+        runs.append(GridRun([*words], fixed, values, tuple(blank)))
     return runs

@@ -121,10 +121,7 @@ def choices_of(*folders: Path) -> dict[str, list[str]]:
 
 def search_path_override() -> list[str]:
     """The override with which Hydra finds ``config_folders`` from any current directory."""
-    added = config_folders()[1:]
-    if not added:
-        return []
-    quoted = [f"'file://{folder.absolute()}'" for folder in added]
+    quoted = [f"'file://{folder.absolute()}'" for folder in config_folders()[1:]]
     return [f"hydra.searchpath=[{','.join(quoted)}]"]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.hydra.nodes import flatten
 from samestep.rules import (
     ABOVE_0,
     BETWEEN_0_AND_1,
@@ -207,13 +206,13 @@ def _maximizes_loss(callback: DictConfig) -> bool:
     if all(OmegaConf.is_interpolation(callback, key) for key in ("monitor", "mode")):
         return False
     words = re.findall("[a-z]+", str(callback.get("monitor")).lower())
-    return "loss" in words or "error" in words
+    return not {"loss", "error"}.isdisjoint(words)
 
 
 def _unknown_data_keys(cfg: DictConfig) -> Iterator[str]:
     """Keys of the data that the model refers to, and that these data do not have."""
-    texts = " ".join(str(leaf.text) for leaf in flatten(cfg.model).values())
-    names = dict.fromkeys(re.findall(r"\$\{data\.(\w+)", texts))
+    text = str(OmegaConf.to_container(cfg.model))
+    names = dict.fromkeys(re.findall(r"\$\{data\.(\w+)", text))
     missing = [f"data.{name}" for name in names if name not in cfg.data]
     if missing:
         yield (

@@ -59,39 +59,55 @@ class Targets(NamedTuple):
     """Nodes of the user's package: they take further arguments, if typed with a plus."""
 
 
-def compare(
-    cfg: DictConfig,
-    reference: DictConfig,
-    groups: Mapping[str, Sequence[str]],
-    project_rules: ProjectRules,
-    added: Container[str],
-) -> list[Fault]:
-    """The faults of a configuration.
+class Comparison:
+    """Compares a configuration with its reference.
 
     Args:
         cfg: the configuration.
         reference: has every key there is, each with a value of the right type.
         groups: the groups of configs/ and their choices, for suggestions.
         project_rules: the rules of the user's own keys.
-        added: the keys that were typed with a plus, as in ``+model.net.width=2``.
     """
-    defaults = flatten(reference)
-    # A group of keys in the place of a single value is compared as one value: the wrong one.
-    single = {key for key, leaf in defaults.items() if not isinstance(leaf.text, dict)}
-    written = flatten(cfg, whole=single)
 
-    targets = find_targets(written, defaults, project_rules)
-    # `samestep.hydra.build` checks the arguments of replaced nodes, by the signature of the class.
-    compared = _without(written, targets.replaced)
-    defaults = _without(defaults, targets.replaced)
-    all_rules = _without({**rules.RULES, **project_rules.rules}, targets.replaced)
-    free = {key for key in compared if key in added and parent_of(key) in targets.own}
-    return [
-        *find_unknown_keys(compared, defaults, groups, targets.foreign | free),
-        *find_missing_keys(compared, defaults, targets.foreign),
-        # All of `written`: below replaced nodes too, each value must be set and resolvable.
-        *find_wrong_values(written, defaults, groups, targets.foreign, all_rules),
-    ]
+    def __init__(
+        self,
+        cfg: DictConfig,
+        reference: DictConfig,
+        groups: Mapping[str, Sequence[str]],
+        project_rules: ProjectRules,
+    ) -> None:
+        self.groups = groups
+        defaults = flatten(reference)
+        # A group of keys in the place of a single value is compared as one value: the wrong one.
+        single = {key for key, leaf in defaults.items() if not isinstance(leaf.text, dict)}
+        self.written = flatten(cfg, whole=single)
+        self.targets = find_targets(self.written, defaults, project_rules)
+        # `samestep.hydra.build` checks the arguments of replaced nodes, by the signature of the
+        # class.
+        self.defaults = _without(defaults, self.targets.replaced)
+        all_rules = {**rules.RULES, **project_rules.rules}
+        self.rules = _without(all_rules, self.targets.replaced)
+
+    def faults(self, added: Container[str]) -> list[Fault]:
+        """All faults.
+
+        Args:
+            added: the keys that were typed with a plus, as in ``+model.net.width=2``.
+        """
+        targets = self.targets
+        compared = _without(self.written, targets.replaced)
+        free = {key for key in compared if key in added and parent_of(key) in targets.own}
+        return [
+            *find_unknown_keys(compared, self.defaults, self.groups, targets.foreign | free),
+            *find_missing_keys(compared, self.defaults, targets.foreign),
+            # Below replaced nodes too, each value must be set and resolvable.
+            *self.wrong_values(self.written),
+        ]
+
+    def wrong_values(self, written: Mapping[str, Leaf]) -> list[Fault]:
+        """The faults of some of the values."""
+        foreign = self.targets.foreign
+        return [*find_wrong_values(written, self.defaults, self.groups, foreign, self.rules)]
 
 
 def find_targets(

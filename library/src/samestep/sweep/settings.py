@@ -1,5 +1,6 @@
 """The command line of a search and its file in configs/sweep, checked before the first trial."""
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -143,7 +144,7 @@ def check_corners(
     for key, distribution in space.items():
         values = getattr(distribution, "choices", None) or (distribution.low, distribution.high)
         grid.append(f"{key}={','.join(map(str, values))}")
-    corners = check_all([*overrides, *grid], multirun=True)
+    corners = check_all([*overrides, *grid], multirun=True, read=copy.deepcopy)
     if corners[0].cluster.name == "local":
         # Now, because the next line imports torch, which then has its number of threads.
         environment.limit_threads(keys.trials_at_once * num_devices(corners[0]))
