@@ -70,6 +70,9 @@ def swarm(folder: Path) -> Iterator[dict[str, str]]:
             call("network", "rm", "docker_gwbridge")
         daemon.terminate()
         daemon.wait()
+        # Of networks whose containers had not ended, which would keep the folder.
+        for network in (folder / "exec/netns").glob("*"):
+            subprocess.run(["umount", str(network)], capture_output=True, check=False)
 
 
 def call_for(env: dict[str, str], *words: str) -> str:

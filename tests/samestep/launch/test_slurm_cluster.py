@@ -367,3 +367,4 @@ def test_the_job_of_a_stranger_stays(launcher, cluster, tmp_path):
     until(lambda: f"{others[0]} RUNNING" in shown(), says=lambda: str(shown()), pause_s=1)
     assert launch("cancel").stdout == "web: has ended, nothing to cancel\n"
     call("scancel", *others)
+    until(lambda: not shown(), says=lambda: str(shown()), pause_s=1)
