@@ -1,7 +1,6 @@
 """data=lance and data=hf: from an S3 server, on other ranks, after a kill and with faults."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,9 @@ import torch
 from examples.tables.tests import conftest
 from examples.tables.tests.conftest import SIZES, write
 from labs.faults.lab import Laboratory
+from library.tests.kit import Clock
 from samestep import evaluate, export, predict
+from samestep.data import lance
 from samestep.data.lance import LanceRows
 from samestep.errors import ConfigError, RunError
 from tests.conftest import final_metrics, run, run_ranks
@@ -106,7 +107,6 @@ def test_a_store_that_fails_for_a_while_is_asked_again(
     def fault(method: str, path: str) -> int | None:
         nonlocal num_requests
         num_requests += 1
-        time.sleep(0.005)
         for status, every in ((503, 3), (500, 5), (-1, 7)):
             if num_requests % every == 0:
                 num_faults[status] += 1
@@ -124,19 +124,24 @@ def test_a_store_that_fails_for_a_while_is_asked_again(
 
 
 def test_a_store_that_restarts_is_waited_for(photos: Path, s3: dict[str, str], monkeypatch):
-    """Lance alone gives up after ten seconds."""
+    """Longer than Lance alone waits. How often it is asked: library/tests/data/test_lance.py."""
     write(photos, "s3://images/restarts")
-    back_at = 0.0
-    with harm(s3, lambda *_: 503 if time.monotonic() < back_at else None) as variables:
+    clock = Clock()
+    back_at = clock.now
+    monkeypatch.setattr(lance, "time", clock)
+    options = {"client_max_retries": "1"}
+    with harm(s3, lambda *_: 503 if clock.now < back_at else None) as variables:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        rows = LanceRows("s3://images/restarts/train.lance")
-        back_at = time.monotonic() + 13
+        rows = LanceRows("s3://images/restarts/train.lance", storage_options=options)
+        back_at = clock.now + 13
         assert len(rows[torch.arange(300)]["label"]) == 300
+        assert clock.now == back_at + 2, "after 1, 3, 7 and 15 s"
         # It is not waited for where a run begins, because its address may be wrong.
-        back_at = time.monotonic() + 40
+        back_at, began = clock.now + 40, clock.now
         with pytest.raises(ConfigError, match=r"restarts/train\.lance: cannot be opened: "):
-            LanceRows("s3://images/restarts/train.lance")
+            LanceRows("s3://images/restarts/train.lance", storage_options=options)
+        assert clock.now == began
 
 
 @pytest.mark.parametrize("harm_done", ["missing", "gone"])
