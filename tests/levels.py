@@ -7,6 +7,7 @@ signal or real time is marked ``program``; what is too slow for each push is mar
 Runs that many tests read may be programs: fixtures of the session start each of them once.
 """
 
+import platform
 import sys
 import threading
 import time
@@ -35,6 +36,8 @@ def note_sleep(seconds: float) -> None:
 
 
 def pytest_configure() -> None:
+    # It starts ``uname`` once in a process: the first test to ask would be to blame.
+    platform.processor()
     sys.addaudithook(note_program)
     time.sleep = note_sleep
 

@@ -14,7 +14,6 @@ import pytest
 import samestep
 from labs.count_code import PATH_TO_FIRST_STEP
 from tests.conftest import ROOT
-from tests.hooks import LONG_FILES
 
 SRC = ROOT / "src"
 LIBRARY = ROOT / "library/src/samestep"
@@ -334,10 +333,6 @@ def test_sys_path_is_changed_in_doorways_only():
         if isinstance(node, (ast.Attribute, ast.Subscript))
         and ast.unparse(node.value) == "sys.path"
     )
-
-
-def test_files_of_long_tests_exist():
-    assert [path for path in sorted(LONG_FILES) if not Path(path).is_file()] == []
 
 
 def test_the_linters_hold_their_rules_everywhere():

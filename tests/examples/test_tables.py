@@ -96,6 +96,7 @@ def test_a_run_is_exact_on_other_ranks_and_after_a_kill(
     assert final_metrics(tmp_path / "harmed")["test/accuracy"] > 0.3
 
 
+@pytest.mark.program
 def test_a_store_that_fails_for_a_while_is_asked_again(
     photos: Path, s3: dict[str, str], monkeypatch
 ):
@@ -123,6 +124,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(
     assert [image for part in found for image in part["image"]] == expected["image"]
 
 
+@pytest.mark.program
 def test_a_store_that_restarts_is_waited_for(photos: Path, s3: dict[str, str], monkeypatch):
     """Longer than Lance alone waits. How often it is asked: library/tests/data/test_lance.py."""
     write(photos, "s3://images/restarts")

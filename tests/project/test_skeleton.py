@@ -69,6 +69,7 @@ def predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SkeletonModel, "predict_step", lambda model, batch, _: model(batch[0]))
 
 
+@pytest.mark.program
 @pytest.mark.usefixtures("predicts")
 def test_any_model_predicts_by_its_own_step(run_dir: Path, tmp_path: Path, capsys, monkeypatch):
     patients = torch.randn(3, 10)

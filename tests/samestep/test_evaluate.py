@@ -34,6 +34,7 @@ def metrics(run_dir: Path, stage: str) -> dict[str, float]:
     return {name: value for name, value in found.items() if name.startswith(f"{stage}/")}
 
 
+@pytest.mark.program
 def test_the_best_checkpoint_gives_the_metrics_of_the_run(digits_run: Path) -> None:
     result = run(*EVALUATE, str(digits_run), "--format", "json")
     assert (result.returncode, result.stderr) == (0, "")

@@ -50,6 +50,7 @@ def files(digits: ImageDataModule, tmp_path: Path) -> list[Path]:
     return sorted(paths)
 
 
+@pytest.mark.program
 def test_a_directory_of_the_test_set_gives_the_accuracy_of_the_run(
     digits_run: Path, files: list[Path], tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ranks_run_the_same_program(programs: Path, command: str):
     done = run(*command.split(), cwd=programs)
@@ -117,6 +118,7 @@ def test_ranks_run_the_same_program(programs: Path, command: str):
     assert json.loads(again.stdout.splitlines()[0]) == start
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("words", [["-"], ["-c", "import script; script.main()"]])
 def test_a_program_without_a_file_cannot_be_run_again(programs: Path, words: list[str]):
     done = subprocess.run(

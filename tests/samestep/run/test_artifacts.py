@@ -187,6 +187,7 @@ def test_a_store_that_fails_for_a_while_gets_everything(tmp_path: Path, caplog, 
     assert contents(tmp_path / "store/mine") == contents(tmp_path / "mine")
 
 
+@pytest.mark.program
 def test_of_a_file_that_changes_the_newest_version_is_copied(tmp_path: Path):
     callback = copying(tmp_path)
     copied = tmp_path / "store/mine/metrics.csv"
@@ -198,6 +199,7 @@ def test_of_a_file_that_changes_the_newest_version_is_copied(tmp_path: Path):
     assert load(tmp_path / "store/mine/checkpoints/last.ckpt")["global_step"] == 3
 
 
+@pytest.mark.program
 def test_a_run_that_saves_all_the_time_uploads_each_file_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -214,6 +216,7 @@ def test_a_run_that_saves_all_the_time_uploads_each_file_now_and_then(
     assert load(last)["global_step"] == 2
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("fault", ["fails", "is_full", "hangs"])
 def test_a_store_that_stays_broken_is_left_in_time(tmp_path: Path, fault, caplog, monkeypatch):
     monkeypatch.setenv("FAKE_SECRET", SECRET)

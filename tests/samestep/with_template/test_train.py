@@ -27,6 +27,7 @@ from tests.project.test_train import history, record, recorded
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
+@pytest.mark.program
 def test_a_finished_run_is_left_alone(digits_run: Path):
     def times() -> dict[Path, int]:
         """When each file was written, but for the one that is locked."""
