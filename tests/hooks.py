@@ -9,13 +9,16 @@ import gc
 import itertools
 import os
 import pickle
+import re
 import sys
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import hydra
+import omegaconf.base
 import pytest
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
@@ -35,9 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["GOGC"] = "off"  # kubectl never lives long enough to need its garbage collector
     fork_server.install(environment())
     hydra.compose = compose_once
+    # Half of a composition reads YAML, and interpolations, most of which are read again and again.
+    yaml.SafeLoader = yaml.CSafeLoader  # type: ignore[misc,assignment]
+    omegaconf.base.parse = functools.cache(omegaconf.base.parse)
 
 
 original_compose = hydra.compose
+OUR_FOLDERS = {str(path) for path in (ROOT / "configs", *ROOT.glob("examples/*/configs"))}
 
 
 def compose_once(
@@ -45,23 +52,25 @@ def compose_once(
     overrides: Sequence[str] = (),
     return_hydra_config: bool = False,
 ) -> DictConfig:
-    """``hydra.compose``, which remembers what it has composed of ``configs/`` of this repository.
+    """``hydra.compose``, which remembers what it has composed of this repository's folders.
 
-    No test writes there, so the result depends on the overrides and the working directory only.
+    No test writes there, so the result depends on the overrides only.
     """
     sources = GlobalHydra.instance().config_loader().get_sources()
     folders = [source.path for source in sources if source.scheme() == "file"]
-    searches = any(override.startswith("hydra.searchpath") for override in overrides)
-    if searches or folders != [str(ROOT / "configs")]:
+    for override in overrides:
+        if override.startswith("hydra.searchpath"):
+            folders += re.findall(r"file://([^'\],]+)", override)
+    if not {*folders} <= OUR_FOLDERS:
         return original_compose(config_name, list(overrides), return_hydra_config)
-    composed = compose_ours(Path.cwd(), config_name, tuple(overrides), return_hydra_config)
+    composed = compose_ours(config_name, tuple(overrides), return_hydra_config)
     copied: DictConfig = pickle.loads(composed)  # deepcopy is several times slower
     return copied
 
 
 @functools.lru_cache(maxsize=1000)
 def compose_ours(
-    cwd: Path, config_name: str | None, overrides: tuple[str, ...], return_hydra_config: bool
+    config_name: str | None, overrides: tuple[str, ...], return_hydra_config: bool
 ) -> bytes:
     return pickle.dumps(original_compose(config_name, list(overrides), return_hydra_config))
 

@@ -4,7 +4,7 @@ An unmarked test belongs to ``make test``. It runs in the process of pytest, sta
 does not sleep, so that it is quick and no busy machine makes it fail. What needs a program, a
 signal or real time is marked ``program``; what is too slow for each push is marked ``nightly``.
 
-Runs that many tests read may be programs: fixtures of the session start each of them once.
+Runs that many tests read may be programs: fixtures that tests share start each of them once.
 """
 
 import platform
@@ -30,7 +30,8 @@ def note_program(event: str, arguments: tuple[object, ...]) -> None:
 
 def note_sleep(seconds: float) -> None:
     """``time.sleep``, for as long as pytest runs. Threads of the library may wait for work."""
-    if is_watching and threading.current_thread() is threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_watching and is_main and seconds > 0:
         offences.append(f"sleeps {seconds} s")
     sleep(seconds)
 
@@ -63,10 +64,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> Generator[None, object, object]:
-    """Let fixtures of the session start the runs that many tests read."""
+    """Let fixtures that tests share start the runs that they read."""
     global is_watching
     before = is_watching
-    if fixturedef.scope == "session":
+    if fixturedef.scope != "function":
         is_watching = False
     try:
         return (yield)

@@ -62,7 +62,7 @@ OFFENCES = {
 def test_an_unmarked_test_that_starts_a_program_or_sleeps_fails(tmp_path: Path):
     (tmp_path / "test_levels.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  program\n  nightly")
-    done = run("-m", "pytest", "-p", "tests.levels", "-rpE", cwd=tmp_path)
+    done = run("-m", "pytest", "-p", "tests.levels", "-rpE", cwd=tmp_path, COLUMNS="200")
     for name, offence in OFFENCES.items():
         assert f"ERROR test_levels.py::{name} - Failed: an unmarked test {offence}" in done.stdout
     # What an unmarked test does wrong is an error of its teardown.

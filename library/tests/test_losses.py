@@ -370,10 +370,12 @@ def test_two_ranks_take_the_steps_of_one(trained, name: str):
     assert bool(said[name]) == (name in ("two means, cut", "contrastive, cut"))
 
 
+@pytest.mark.program
 def test_a_sharded_model_takes_the_same_steps(trained):
     assert difference(trained[2][0] / "cut, sharded", trained[1][0] / "cut") < 1e-12
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("num", [1, 2])
 def test_accumulated_batches_have_one_denominator(trained, num: int):
     own = weights(trained[num][0] / "cut")
@@ -381,6 +383,7 @@ def test_accumulated_batches_have_one_denominator(trained, num: int):
         torch.testing.assert_close(own[name], value, rtol=0, atol=1e-12)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -402,16 +405,19 @@ def test_what_makes_other_steps_is_named_before_the_first(trained, name: str, sa
     assert "on 2 ranks the steps differ" in note
 
 
+@pytest.mark.program
 def test_what_is_allowed_is_not_printed(trained):
     assert trained[2][1]["allowed"] == ""
 
 
+@pytest.mark.program
 def test_one_rank_says_something_of_batches_that_are_cut_only(trained):
     said = {name for name, text in trained[1][1].items() if text}
     assert said == {"two means, cut", "contrastive, cut"}
     assert "accumulated batches make other steps" in trained[1][1]["two means, cut"]
 
 
+@pytest.mark.program
 def test_the_check_leaves_nothing_behind(trained):
     """Not in attributes, buffers, generators, metrics and logs, all of which this model changes."""
     folder, said = trained[2]

@@ -41,7 +41,7 @@ def test_it_learns_and_continues_bit_by_bit(tmp_path: Path):
     assert losses[-1] < 0.8 * losses[0]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     train(root, "patients", "trainer.max_epochs=1")
@@ -69,7 +69,6 @@ def predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SkeletonModel, "predict_step", lambda model, batch, _: model(batch[0]))
 
 
-@pytest.mark.program
 @pytest.mark.usefixtures("predicts")
 def test_any_model_predicts_by_its_own_step(run_dir: Path, tmp_path: Path, capsys, monkeypatch):
     patients = torch.randn(3, 10)

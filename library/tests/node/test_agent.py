@@ -128,6 +128,7 @@ def test_a_program_without_a_file_cannot_be_run_again(programs: Path, words: lis
     assert "it is a notebook, python -c or stdin; save it as a script" in done.stdout
 
 
+@pytest.mark.program
 def test_a_trainer_in_a_thread_finds_its_program(programs: Path):
     code = "import threading, script\nthreading.Thread(target=script.main).start()\n"
     (programs / "threaded.py").write_text(code)

@@ -27,9 +27,9 @@ def root(tmp_path: Path) -> Path:
     for lr, seed, score in (("0.1", 0, 0.5), ("0.1", 1, 0.7), ("0.2", 0, 0.9)):
         name = f"mine-lr-{lr}-seed-{seed}"
         values = {"model.lr": lr, "seed": str(seed)}
-        grid.append(jobs.Job(name, make_run(tmp_path / name, score=score), [], values, ""))
+        grid.append(jobs.Job(name, make_run(tmp_path / name, score=score), [], values, str))
     record.update(tmp_path / "mine-lr-0.2-seed-0", record.RUNNING)
-    grid.append(jobs.Job("mine-bad", tmp_path / "mine-bad", [], {"model.lr": "x"}, ""))
+    grid.append(jobs.Job("mine-bad", tmp_path / "mine-bad", [], {"model.lr": "x"}, str))
     folder = tmp_path / "grids/mine"
     folder.mkdir(parents=True)
     jobs.write_jobs(folder, grid)

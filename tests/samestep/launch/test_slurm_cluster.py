@@ -14,6 +14,8 @@ from tests.conftest import NO_PICTURES, QUICK, ROOT, environment, run
 from tests.launching import line_of, samestep
 from tests.samestep.sweep.test_search import states
 
+pytestmark = pytest.mark.program
+
 HERE = str(ROOT / "tests/samestep_here.py")
 EVENTS = [  # before which step, and what happens
     "7 scancel --signal=TERM $SLURM_JOB_ID",
