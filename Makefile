@@ -24,7 +24,7 @@ train: .venv/train.stamp ## train; ARGS="trainer.max_epochs=5" changes the run
 PYTEST = .venv/bin/python -m pytest --dist worksteal
 
 test: .venv/dev.stamp ## test within one process, in 4 minutes; ARGS=tests/test_layout.py: some
-	$(PYTEST) -n 2 -m "not program and not nightly" $(ARGS)
+	$(PYTEST) -n 3 -m "not program and not nightly" $(ARGS)
 
 # Five processes for two cores, because many tests wait.
 test-programs: .venv/dev.stamp ## test programs: launchers, signals, several ranks

@@ -18,8 +18,9 @@ from pathlib import Path
 import hydra
 import omegaconf.base
 import pytest
-import yaml
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
 from library.tests.programs import environment
@@ -38,8 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["GOGC"] = "off"  # kubectl never lives long enough to need its garbage collector
     fork_server.install(environment())
     hydra.compose = compose_once
-    # Half of a composition reads YAML, and interpolations, most of which are read again and again.
-    yaml.SafeLoader = yaml.CSafeLoader  # type: ignore[misc,assignment]
+    ConfigRepository.load_config = load_once
     omegaconf.base.parse = functools.cache(omegaconf.base.parse)
 
 
@@ -73,6 +73,26 @@ def compose_ours(
     config_name: str | None, overrides: tuple[str, ...], return_hydra_config: bool
 ) -> bytes:
     return pickle.dumps(original_compose(config_name, list(overrides), return_hydra_config))
+
+
+original_load = ConfigRepository.load_config
+LOADED: dict[object, bytes] = {}
+
+
+def load_once(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
+    """Hydra's reader of a file, a third of a composition, which remembers what it has read."""
+    key = [config_path]
+    for source in repository.get_sources():
+        path = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")
+        if source.scheme() == "file" and path.exists():
+            status = path.stat()
+            key.append(f"{path} {status.st_mtime_ns} {status.st_size}")
+    if len(key) == 1:
+        return original_load(repository, config_path)
+    if tuple(key) not in LOADED:
+        LOADED[tuple(key)] = pickle.dumps(original_load(repository, config_path))
+    loaded: ConfigResult | None = pickle.loads(LOADED[tuple(key)])
+    return loaded
 
 
 STARTED = pytest.StashKey[float]()

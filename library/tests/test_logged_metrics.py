@@ -155,12 +155,14 @@ def test_metrics_of_two_ranks_are_those_of_all_samples(two_ranks: Path):
     assert metrics["late"] == 0.5
 
 
+@pytest.mark.program
 def test_every_rank_monitors_the_same_value(two_ranks: Path):
     first, second = ((two_ranks / f"whole/monitored-{n}.txt").read_text() for n in (0, 1))
     assert "of_rank_zero=5.0" in first
     assert first == second
 
 
+@pytest.mark.program
 def test_metrics_of_two_ranks_survive_an_interruption(two_ranks: Path):
     assert final_metrics(two_ranks / "parts") == final_metrics(two_ranks / "whole")
 

@@ -71,6 +71,7 @@ def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
     assert all(torch.equal(ours[k], v) for k, v in weights(two, 1).items())
 
 
+@pytest.mark.program
 def test_what_is_only_for_images_says_so(text_run: Path, digits_run: Path, call):
     for words, message in {
         (evaluate, text_run, "--data-root", "."): "--data-root: TextDataModule of this run has no",

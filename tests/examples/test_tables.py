@@ -177,6 +177,7 @@ def test_what_a_store_cannot_give_is_one_message(
     assert ".rs" not in str(raised.value)
 
 
+@pytest.mark.program
 def test_the_scripts_for_runs_know_these_data(whole: Path, photos: Path):
     image = next((photos / "test").rglob("*.png"))
     for script, *words in ([evaluate], [predict, str(image)], [export]):

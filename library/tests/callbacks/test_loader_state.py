@@ -140,6 +140,7 @@ def test_it_is_named_alike_without_processes(tmp_path: Path, dataset, capsys):
     assert "Caches" not in said
 
 
+@pytest.mark.program
 def test_other_starts_of_processes_and_batch_loaders():
     spawned = DataLoader(
         Counts(count=0), batch_size=2, num_workers=1, multiprocessing_context="spawn"
