@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import sys
+import types
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -162,8 +163,14 @@ def pytest_collection_finish() -> None:
     The process that hands out the tests to pytest-xdist collects none, and needs no torch.
     """
     import torch
+    from lightning.fabric.utilities import registry
 
     torch.set_num_threads(1)
+    # Each is an eighth of a short run: the look into all packages for one that brings callbacks,
+    # and the stack traces that torch keeps with each seed, for errors of devices.
+    registry.entry_points = functools.cache(registry.entry_points)
+    for module in (torch.cuda, torch.xpu, torch.mtia):
+        module.traceback = types.SimpleNamespace(format_stack=list)
     # All tests stay to the end: no collection needs to look at them.
     gc.collect()
     gc.freeze()
