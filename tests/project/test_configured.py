@@ -10,18 +10,13 @@ import torch
 
 from tests.conftest import run
 
-ONE_BATCH = [f"trainer.limit_{stage}_batches=1" for stage in ("train", "val", "test")]
+LIMITS = [f"trainer.limit_{stage}_batches=1" for stage in ("train", "val", "test")]
+ONE_BATCH = ["trainer.accelerator=cpu", "report=false", *LIMITS]
 
 
 @pytest.mark.program
 def test_the_configured_model_takes_a_step_and_resumes(tmp_path: Path):
-    command = [
-        "train.py",
-        *ONE_BATCH,
-        "trainer.accelerator=cpu",
-        "report=false",
-        f"run_root={tmp_path}",
-    ]
+    command = ["train.py", *ONE_BATCH, f"run_root={tmp_path}"]
     for num_epochs in (1, 2):
         done = run(*command, f"trainer.max_epochs={num_epochs}", RUN_ID="mine")
         assert done.returncode == 0, done.stderr
