@@ -10,6 +10,7 @@ import itertools
 import os
 import pickle
 import re
+import signal
 import sys
 import types
 from collections import Counter
@@ -34,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the Python programs under test from a process that has imported the libraries."""
     config.pluginmanager.register(ProcessorSeconds())
     config.pluginmanager.register(levels)
+    # A shell ignores Ctrl-C in what it starts behind ``&``, and so would all programs under test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Containers often set this. Hundreds of processes would compile the same files.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

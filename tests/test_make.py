@@ -62,7 +62,9 @@ def is_install(line: str) -> bool:
     return line.startswith(("-m pip install ", "scripts/install.py "))
 
 
-PYTEST = "-m pytest -n 5 --dist worksteal"
+PYTEST = "-m pytest --dist worksteal"
+LEVELS = ["test", "test-programs", "test-all"]
+TEST = f"{PYTEST} -n 3 -m not program and not nightly"
 FRESH = [".venv", "/dev/stdin", "/dev/stdin", "requirements.lock", "."]
 
 
@@ -97,7 +99,7 @@ def test_test_adds_to_what_train_installed(clone: Clone):
     clone.make("train")
     commands = clone.make("test")[1]
     assert installs(commands) == ["requirements-dev.lock"]
-    assert clone.make("test")[1] == [PYTEST]
+    assert clone.make("test")[1] == [TEST]
     assert clone.make("train")[1] == ["train.py"]
 
 
@@ -166,14 +168,21 @@ def test_arguments_reach_the_command(clone: Clone):
     assert clone.make("train", "ARGS=data=mnist seed=1")[1][-1] == "train.py data=mnist seed=1"
     assert (
         clone.make("test", "ARGS=-x tests/project/model/nets")[1][-1]
-        == f"{PYTEST} -x tests/project/model/nets"
+        == f"{TEST} -x tests/project/model/nets"
     )
+
+
+def test_three_levels_of_tests(clone: Clone):
+    clone.make("test")
+    assert clone.make("test")[1] == [TEST]
+    assert clone.make("test-programs")[1] == [f"{PYTEST} -n 5 -m program and not nightly"]
+    assert clone.make("test-all")[1] == [f"{PYTEST} -n 5"]
 
 
 def test_help_is_the_default_and_starts_nothing(clone: Clone):
     done, commands = clone.make()
     targets = [line.split()[1] for line in done.stdout.splitlines()]
-    assert targets == ["help", "train", "test", "lint", "format", "lock"]
+    assert targets == ["help", "train", *LEVELS, "lint", "format", "lock"]
     assert commands == []
 
 

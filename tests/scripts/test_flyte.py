@@ -163,7 +163,10 @@ def test_the_actions_are_commands_of_flyte(tmp_path):
     for line in (["launch", *words], ["logs", "cifar"], ["status", "cifar"], ["cancel", "cifar"]):
         result = samestep(*line, cwd=tmp_path, RUN_ID="cifar", PATH=path)
         assert result.returncode == 0, result.stderr
-    submit, logs, status, cancel = (tmp_path / "told").read_text().splitlines()
+    told = (tmp_path / "told").read_text().splitlines()
+    # Before each action it is asked whose execution it is.
+    assert ["--output=json" in line for line in told] == [True, False] * 4
+    submit, logs, status, cancel = told[1::2]
     assert submit.startswith('pyflyte ["cluster=flyte", "cluster.image=ours:1"] run --remote')
     assert submit.endswith(" scripts/flyte_workflow.py training")
     assert "--selector=execution-id=cifar" in logs
