@@ -47,9 +47,12 @@ LIBRARIES = (
 
 # What a fork runs with ``python -m``. Other modules, such as pip, need none of the libraries.
 MODULES = (
-    "examples.language.convert", "labs.bench.contender", "library.tests.small", "samestep",
-    "samestep.launch.entrypoint", "torch.distributed.run",
+    "cProfile", "examples.language.convert", "examples.tables.convert", "labs.bench.contender",
+    "library.tests.small", "samestep", "samestep.launch.entrypoint", "torch.distributed.run",
 )  # fmt: skip
+
+# Makes its process the first one of a pod, and then runs a command.
+ENTER_POD = str(Path(__file__).parents[1] / "library/tests/enter_pod.py")
 
 # Variables that Python or a library reads when it starts. PYTHONPATH is not one of them, because
 # ``execute`` sets ``sys.path``; nor is MPLBACKEND, which train.py sets to matplotlib's own choice.
@@ -77,6 +80,7 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 class Program:
     """A command line that a fork can run, and what ``Popen`` was told about it."""
 
+    pod: list[str]  # the pod that it is process 1 of, as ENTER_POD names it; empty for none
     argv: list[str]  # after the interpreter and -u
     unbuffered: bool
     cwd: str
@@ -90,6 +94,9 @@ class Program:
         if isinstance(args, str | bytes) or not options.keys() <= OPTIONS:
             return None
         python, *argv = map(os.fspath, args)
+        pod: list[str] = []
+        if python == sys.executable and argv[:1] == [ENTER_POD]:
+            pod, (python, *argv) = argv[1:4], argv[4:]
         unbuffered = argv[:1] == ["-u"]
         if unbuffered:
             del argv[0]
@@ -101,7 +108,7 @@ class Program:
         env = options.get("env")
         env = dict(os.environ if env is None else env)
         new_session = options.get("start_new_session", False)
-        return cls(argv, unbuffered, cwd, env, new_session, os.getpid())
+        return cls(pod, argv, unbuffered, cwd, env, new_session, os.getpid())
 
 
 class ForkServer:
@@ -232,6 +239,8 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     connection.send(str(os.getpid()).encode())
     os.closerange(3, 64)
     Popen.server = None
+    if program.pod:
+        runpy.run_path(ENTER_POD)["enter"](*program.pod)
     if program.argv[:2] != ["-m", "samestep.launch.entrypoint"]:
         start_own_server(program)
         return

@@ -1,11 +1,13 @@
 """python library/tests/enter_pod.py NETWORK HOSTNAME FOLDER COMMAND...: be process 1 of a pod.
 
 NETWORK is a network namespace that ``ip netns`` knows. FOLDER holds ``hosts-HOSTNAME``, the pod's
-/etc/hosts, and ``resolv``, its /etc/resolv.conf.
+/etc/hosts, and ``resolv``, its /etc/resolv.conf. The fork server calls ``enter`` itself, in a
+process that it has forked, and runs the command there.
 """
 
 import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -38,6 +40,7 @@ def enter(network: str, hostname: str, folder: str) -> None:
         os._exit(code if code >= 0 else 128 - code)
     call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     subprocess.run(["bash", "-c", FURNISH, hostname, folder], check=True)
+    platform._uname_cache = None  # type: ignore[attr-defined]  # it holds the name of this machine
 
 
 def call(function: str, *arguments: int) -> None:

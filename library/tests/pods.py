@@ -151,8 +151,7 @@ def ip(line: str) -> None:
 def signal_pod(pod: subprocess.Popen[bytes], signum: int = signal.SIGTERM) -> None:
     """Send a signal to process 1 of a pod, as the kubelet does."""
     children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text()
-    # The other child may be the fork server of the tests, which is older.
-    os.kill(int(children.split()[-1]), signum)
+    os.kill(int(children.split()[0]), signum)
 
 
 @contextmanager
