@@ -3,6 +3,7 @@
 import subprocess
 
 import pytest
+from filelock import FileLock
 
 from library.tests.programs import until
 from tests import swarm
@@ -17,12 +18,14 @@ ACTIONS = ("submit", "status", "logs", "cancel")
 
 
 @pytest.fixture(scope="module")
-def variables(tmp_path_factory):
+def variables(tmp_path_factory, shared_folder):
     """The variables by which docker finds the swarm."""
     if missing := swarm.missing():
         pytest.skip(f"apt-get install docker.io ({missing})")
     # The path of a socket has at most 108 characters.
-    with swarm.swarm(tmp_path_factory.mktemp("swarm")) as found:
+    folder = tmp_path_factory.mktemp("swarm")
+    # Its ports are fixed: another process of pytest-xdist may have a swarm for the next test.
+    with FileLock(shared_folder / "swarm.lock"), swarm.swarm(folder) as found:
         yield found
 
 
