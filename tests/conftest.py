@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
-from library.tests.programs import (
-    environment,
-    free_port,
-    run,
-    run_code,
-    run_ranks,
-    session_folder,
-)
+from library.tests.programs import environment, free_port, run, run_code, run_ranks
+from library.tests.shared import make_once, session_folder
 from samestep import option_names
 
 __all__ = ["environment", "free_port", "run", "run_code", "run_ranks"]
@@ -86,25 +79,24 @@ def shared_run(shared_folder: Path) -> Callable[..., Path]:
     ``tests/recorder.py`` has written down each batch and the final weights. Tests may read a shared
     run and copy it; they must not write into it.
     """
-    root = shared_folder
 
-    def make(name: str, *overrides: str, is_recorded: bool = False) -> Path:
+    def share(name: str, *overrides: str, is_recorded: bool = False) -> Path:
+        root = shared_folder / name
         if is_recorded:
             node = "+callbacks.recorder"
             target = f"{node}._target_=tests.recorder.Recorder"
-            overrides += (target, f"{node}.dirpath={root / name / 'records'}")
-        finished = root / f"{name}.finished"
-        with FileLock(root / f"{name}.lock"):
-            if not finished.exists():
-                (root / name).mkdir(exist_ok=True)
-                result = run("train.py", *overrides, f"run_root={root / name}", RUN_ID=name)
-                assert result.returncode == 0, result.stderr
-                (root / name / "stdout.txt").write_text(result.stdout)
-                (root / name / "stderr.txt").write_text(result.stderr)
-                finished.touch()
-        return root / name / name
+            overrides += (target, f"{node}.dirpath={root / 'records'}")
 
-    return make
+        def make() -> None:
+            result = run("train.py", *overrides, f"run_root={root}", RUN_ID=name)
+            assert result.returncode == 0, result.stderr
+            (root / "stdout.txt").write_text(result.stdout)
+            (root / "stderr.txt").write_text(result.stderr)
+
+        make_once(root, make)
+        return root / name
+
+    return share
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 """Where the tests are started."""
 
@@ -29,16 +27,6 @@ def environment(**variables: str) -> dict[str, str]:
     ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"} | variables
     # The library of the tree the tests are in, not the one that was installed.
     return kept | ours | {"PYTHONPATH": f"{ours['PYTHONPATH']}:{ROOT / 'library/src'}"}
-
-
-def session_folder(factory: pytest.TempPathFactory, config: pytest.Config) -> Path:
-    """A folder for the whole session, over all processes of pytest-xdist."""
-    root = factory.getbasetemp()
-    if hasattr(config, "workerinput"):  # a process of pytest-xdist
-        root = root.parent
-    root /= "shared"
-    root.mkdir(exist_ok=True)
-    return root
 
 
 def free_port() -> int:

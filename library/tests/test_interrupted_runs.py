@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 
 from library.tests.kit import check_same, weights
-from library.tests.programs import run, session_folder
+from library.tests.shared import make_once, session_folder
+from library.tests.test_guarantees import Script
 from samestep.run import record
 from samestep.run.metrics import read_final_metrics
 
@@ -37,37 +37,27 @@ class Runs:
         self.folder = folder
 
     def __getitem__(self, name: str) -> Path:
-        return self.folder / name
+        return self.folder / "runs" / name
 
     def ended(self, name: str, number: int) -> CompletedProcess[str]:
         said = json.loads((self.folder / f"{name}-{number}.json").read_text())
         return CompletedProcess([], *said)
 
     def make(self) -> None:
+        start = Script(self.folder)
         for name, starts in STARTS.items():
             for number, options in enumerate(starts):
-                done = start(self.folder, name, **options)
+                # With 64 bits, the order of a sum makes a difference of 1e-15.
+                done = start(name, precision="64-true", **options)
                 said = [done.returncode, done.stdout, done.stderr]
                 (self.folder / f"{name}-{number}.json").write_text(json.dumps(said))
 
 
-def start(folder: Path, name: str, **options: Any) -> CompletedProcess[str]:
-    """Start or continue a run. With 64 bits, the order of a sum makes a difference of 1e-15."""
-    variables = {key: value for key, value in options.items() if key.isupper()}
-    arguments = {key: value for key, value in options.items() if not key.isupper()}
-    base = {"run_dir": name, "max_epochs": 3, "monitor": "val/loss", "precision": "64-true"}
-    words = json.dumps(base | {"devices": 1} | arguments)
-    return run("-m", "library.tests.small", words, cwd=folder, **variables)
-
-
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Runs:
-    folder = session_folder(tmp_path_factory, pytestconfig) / "interrupted"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            Runs(folder).make()
-    return Runs(folder)
+    runs = Runs(session_folder(tmp_path_factory, pytestconfig) / "interrupted")
+    make_once(runs.folder, runs.make)
+    return runs
 
 
 @pytest.mark.parametrize(
