@@ -39,6 +39,7 @@ MODULES = {
     "Trainer": "samestep.trainer",
     "build_run": "samestep.hydra.build",
     "compose_run": "samestep.hydra.program",
+    "download_once": "samestep.download",
     "gather": "samestep.ranks.process_group",
     "gather_batch": "samestep.losses",
     "load_run": "samestep.loading",

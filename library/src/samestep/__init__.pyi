@@ -4,6 +4,7 @@ from samestep.data.lance import LanceRows as LanceRows
 from samestep.data.loader import BatchLoader as BatchLoader
 from samestep.data.order import Blocks as Blocks
 from samestep.data.sampler import Slice as Slice
+from samestep.download import download_once as download_once
 from samestep.errors import ConfigError as ConfigError
 from samestep.errors import RunError as RunError
 from samestep.hydra.build import build_run as build_run

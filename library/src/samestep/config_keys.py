@@ -1,7 +1,6 @@
 """Which keys of a configuration may have another value: one table for all who compare values."""
 
 import re
-from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -29,6 +28,9 @@ TABLE = {
         r"(cluster|local|callbacks\.artifacts)(\..+)?",
         r"trainer\.(devices|num_nodes|accelerator|(notice|profiler)(\..+)?)",
         r"callbacks\.\w+\.(every_\w+|max_skipped)",
+        # Where data lie and who reads them. What is read is compared by its effect.
+        r"data\.(root|file|download|mirror|num_(workers|threads)|storage_options(\..+)?|version)",
+        r"model\.compile",
     ),
     KeyScope.COSMETIC: (
         r"(.+\.)?(run_id|run_dir|dirpath)|run_root|rules|report|allow_changes|notes|tags",
@@ -40,18 +42,12 @@ TABLE = {
 PATTERNS = {scope: re.compile("|".join(patterns)) for scope, patterns in TABLE.items()}
 
 
-def scope_of(key: str, may_change: Sequence[str] = ()) -> KeyScope:
-    """What the full key is about.
-
-    Args:
-        key: such as ``trainer.max_epochs``.
-        may_change: patterns of the user's own keys that do not change what is learned.
-    """
-    is_users = any(re.fullmatch(pattern, key) for pattern in may_change)
-    loosest = KeyScope.PER_NODE if is_users else KeyScope.EXPERIMENT
+def scope_of(key: str) -> KeyScope:
+    """What the full key, such as ``trainer.max_epochs``, is about."""
+    found = KeyScope.EXPERIMENT
     # If several match, the loosest wins: `callbacks.artifacts.run_dir` is a path, not a setting of
     # a node.
     for scope, pattern in PATTERNS.items():
         if pattern.fullmatch(key):
-            loosest = scope
-    return loosest
+            found = scope
+    return found

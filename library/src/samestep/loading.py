@@ -6,7 +6,7 @@ from typing import Any
 
 from samestep import command_line
 from samestep.errors import ConfigError
-from samestep.hydra.project import project_folder
+from samestep.hydra.project import find_packages
 from samestep.ranks import environment
 from samestep.run import manifest
 
@@ -35,11 +35,6 @@ def load_run(run_dir: str | Path, ckpt: str = "best", *, trust: bool = False) ->
     from samestep.hydra import saved_run  # imports torch, which takes seconds
 
     return saved_run.load_run(Path(run_dir), ckpt, find_packages(), trust=trust)
-
-
-def find_packages() -> list[str]:
-    """The packages in ``src/`` of the project: their code is the user's own."""
-    return [file.parent.name for file in project_folder().glob("src/*/__init__.py")]
 
 
 def load_chosen(arguments: Namespace) -> tuple[Any, Any]:

@@ -62,8 +62,6 @@ class RunSpec:
     # What a front end such as samestep.hydra adds
     command: Sequence[str] = ()
     """The command line of this start, for the records."""
-    may_change: Sequence[str] = ()
-    """Patterns of the user's keys that do not change what is learned."""
     overridden: Mapping[str, str] = field(default_factory=dict)
     """What has set each value that is not the default, for the records."""
     option_names: Mapping[str, str] = field(default_factory=dict)

@@ -4,7 +4,7 @@ Invalid arguments end within a second, with exit code 2 and one message, and lea
 
 Read in this order. Without torch: ``project`` (where configs/ is), ``overrides`` (what was typed),
 ``compose`` (both become one configuration), ``schema`` (its keys and types are compared with the
-files), ``rules`` and ``project_rules`` (ranges, choices), ``option_keys`` (words for messages),
+files), ``rule`` and ``rules`` (ranges, choices), ``option_keys`` (words for messages),
 ``nodes``, ``suggestions`` and ``origins`` (helpers of these), and ``multirun`` (grids). With torch:
 ``front_end`` (name of the run, and what Hydra adds to it), ``build`` (Trainer, model and data),
 ``targets`` (what a saved run may call), ``saved_run`` (model and data of a run, rebuilt and

@@ -38,7 +38,6 @@ from samestep.hydra.project import (
     configs_folder,
     search_path_override,
 )
-from samestep.hydra.project_rules import ProjectRules, load_project_rules
 from samestep.hydra.schema import OVERLAYS, Comparison, Fault
 from samestep.hydra.suggestions import no_such_choice
 from samestep.ranks import environment
@@ -180,12 +179,6 @@ class Checked(NamedTuple):
 
     cfg: DictConfig
     comparison: Comparison
-    project_rules: ProjectRules
-
-    def contradictions(self) -> Iterator[str]:
-        """A line for each conflict between its values."""
-        yield from rules.contradictions(self.cfg)
-        yield from self.project_rules.contradictions(self.cfg)
 
 
 class Variation:
@@ -232,7 +225,7 @@ class Variation:
             for computed in self.computed:
                 resolve_or_raise(computed)
             wrong = self.checked.comparison.wrong_values({**self.references, key: new})
-            return not [*wrong, *self.checked.contradictions()]
+            return not [*wrong, *rules.contradictions(self.cfg)]
         return False
 
 
@@ -253,21 +246,19 @@ def _compose(lines: list[str]) -> Checked:
         if cfg.get("choices") == {}:
             del cfg["choices"]
 
-    project_rules = load_project_rules(cfg.rules)
     added = [one.key_or_group for one in typed if str(one.input_line).startswith("+")]
-    comparison = Comparison(cfg, reference, groups, project_rules)
+    comparison = Comparison(cfg, reference, groups)
     faults = comparison.faults(added)
     if faults:
         keys = _typed_keys(typed, rewritten)
         reject(_name_files(faults, keys, find_origins(choices, groups)))
-    checked = Checked(cfg, comparison, project_rules)
-    reject(checked.contradictions())
+    reject(rules.contradictions(cfg))
 
     with open_dict(cfg):
         cfg.choices = choices
     # Raises if an interpolation in a file has no value. `compare` looks at changed values only.
     OmegaConf.to_container(cfg, resolve=True)
-    return checked
+    return Checked(cfg, comparison)
 
 
 def _expand_homes(cfg: DictConfig) -> None:

@@ -13,7 +13,6 @@ from samestep.errors import ConfigError
 from samestep.hydra.nodes import with_text_paths
 from samestep.hydra.option_keys import WORDS, keys_of
 from samestep.hydra.origins import find_overridden
-from samestep.hydra.project_rules import load_project_rules
 from samestep.hydra.rules import NAME
 from samestep.ranks import environment
 from samestep.ranks.secrets import redact_values
@@ -64,7 +63,6 @@ def front_end_of(
         run_dir=Path(cfg.run_dir),
         config=config,
         command=("train.py", *overrides),
-        may_change=load_project_rules(cfg.rules).may_change,
         overridden=find_overridden(cfg.choices, overrides),
         option_names=keys_of(callbacks),
         option_words=WORDS,

@@ -55,6 +55,11 @@ def add_project() -> None:
     sys.path[:0] = [str(folder / "src"), str(folder)]
 
 
+def find_packages() -> list[str]:
+    """The packages in ``src/`` of the project: their code is the user's own."""
+    return [path.parent.name for path in project_folder().glob("src/*/__init__.py")]
+
+
 def configs_folder() -> Path:
     """``configs/`` of the project."""
     return project_folder() / "configs"

@@ -1,8 +1,7 @@
 """Valid values of keys whose type says too little: ranges, choices, formats. Imports no torch.
 
 These are the rules of all keys that ``samestep`` defines: of the run, the trainer, the cluster and
-the shipped callbacks. ``project_rules`` loads those of the user's keys; ``samestep.rules`` has the
-kinds.
+the shipped callbacks, and of ``data``. What a constructor of the project rejects is an error too.
 """
 
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.rules import (
+from samestep.hydra.rule import (
     ABOVE_0,
     BETWEEN_0_AND_1,
     BOOL,
@@ -174,7 +173,8 @@ OF_CALLBACKS = {
     "callbacks.ema.decay": BETWEEN_0_AND_1,
 }
 # Other callbacks, loggers, models and data check their own arguments.
-RULES: dict[str, Rule] = OF_RUN | OF_TRAINER | OF_CLUSTER | OF_CALLBACKS
+OF_DATA = {"data.global_batch_size": whole(1)}
+RULES: dict[str, Rule] = OF_RUN | OF_DATA | OF_TRAINER | OF_CLUSTER | OF_CALLBACKS
 
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:

@@ -18,7 +18,8 @@ from samestep.hydra.nodes import (
     parents_of,
     resolve,
 )
-from samestep.hydra.project_rules import ProjectRules
+from samestep.hydra.project import find_packages
+from samestep.hydra.rule import STRING, Rule, is_number
 from samestep.hydra.suggestions import (
     did_you_mean,
     find_other_name,
@@ -27,7 +28,6 @@ from samestep.hydra.suggestions import (
     show,
 )
 from samestep.ranks.secrets import HIDDEN, is_secret_name
-from samestep.rules import STRING, Rule, is_number
 from samestep.run_spec import leaves
 
 OVERLAYS = ("experiment", "debug", "local")  # groups that change values and add no keys
@@ -66,7 +66,6 @@ class Comparison:
         cfg: the configuration.
         reference: has every key there is, each with a value of the right type.
         groups: the groups of configs/ and their choices, for suggestions.
-        project_rules: the rules of the user's own keys.
     """
 
     def __init__(
@@ -74,19 +73,17 @@ class Comparison:
         cfg: DictConfig,
         reference: DictConfig,
         groups: Mapping[str, Sequence[str]],
-        project_rules: ProjectRules,
     ) -> None:
         self.groups = groups
         defaults = flatten(reference)
         # A group of keys in the place of a single value is compared as one value: the wrong one.
         single = {key for key, leaf in defaults.items() if not isinstance(leaf.text, dict)}
         self.written = flatten(cfg, whole=single)
-        self.targets = find_targets(self.written, defaults, project_rules)
+        self.targets = find_targets(self.written, defaults)
         # `samestep.hydra.build` checks the arguments of replaced nodes, by the signature of the
         # class.
         self.defaults = _without(defaults, self.targets.replaced)
-        all_rules = {**rules.RULES, **project_rules.rules}
-        self.rules = _without(all_rules, self.targets.replaced)
+        self.rules = _without(rules.RULES, self.targets.replaced)
 
     def faults(self, added: Container[str]) -> list[Fault]:
         """All faults.
@@ -110,19 +107,18 @@ class Comparison:
         return [*find_wrong_values(written, self.defaults, self.groups, foreign, self.rules)]
 
 
-def find_targets(
-    written: Mapping[str, Leaf], defaults: Mapping[str, Leaf], project_rules: ProjectRules
-) -> Targets:
+def find_targets(written: Mapping[str, Leaf], defaults: Mapping[str, Leaf]) -> Targets:
     """Classify the nodes with a ``_target_``."""
     found = Targets(set(), set(), set())
     nodes = nodes_of(defaults)
-    checked = (*CHECKED_TARGETS, *project_rules.targets)
+    own = tuple(f"{package}." for package in (*find_packages(), "examples"))
+    checked = (*CHECKED_TARGETS, *own)
     for key, leaf in written.items():
         node, _, name = key.rpartition(".")
         if name != "_target_":
             continue
         target = str(leaf.text)
-        if target.startswith(project_rules.targets):
+        if target.startswith(own):
             found.own.add(node)
         # Elsewhere a new node is an unknown key, whatever its class.
         if node not in nodes and parent_of(node) not in COLLECTIONS:

@@ -13,7 +13,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.hydra.nodes import walk
-from samestep.hydra.project_rules import load_project_rules
 from samestep.hydra.suggestions import show
 from samestep.launch.render import Manifest
 from samestep.ranks.secrets import is_secret_name, looks_secret
@@ -216,9 +215,10 @@ def find_needed_files(cfg: DictConfig) -> list[str]:
     # A workflow of Flyte fetches them.
     if {"volume", "data"}.isdisjoint(cfg.cluster):
         return []
-    files = load_project_rules(cfg.rules).needed_files(cfg)
-    # A file elsewhere may be part of the image, which cannot be inspected from here.
-    return [file for file in files if not file.startswith("/")]
+    root = cfg.data.get("root")
+    # A folder elsewhere may be part of the image, which cannot be inspected from here.
+    is_needed = root and not cfg.data.get("download", True) and not root.startswith("/")
+    return [root] if is_needed else []
 
 
 def list_briefly(files: list[str]) -> str:

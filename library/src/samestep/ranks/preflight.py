@@ -342,7 +342,7 @@ def identity(spec: RunSpec) -> dict[str, str]:
     """What must be the same on all ranks, beside the code."""
     values = {"torch": torch.__version__, "device": device_kind(spec.accelerator)}
     for key, value in leaves(spec.config).items():
-        if scope_of(key, spec.may_change) < KeyScope.PER_NODE:
+        if scope_of(key) < KeyScope.PER_NODE:
             values[key] = value if isinstance(value, str) else json.dumps(value)
     return values
 

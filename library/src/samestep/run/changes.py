@@ -19,7 +19,7 @@ from samestep.run_spec import RunSpec, leaves
 def config_digest(spec: RunSpec) -> str:
     """A digest of all that would make another run."""
     values = flatten(spec.config).items()
-    learned = {key: value for key, value in values if not scope_of(key, spec.may_change)}
+    learned = {key: value for key, value in values if not scope_of(key)}
     try:
         text = json.dumps(learned, sort_keys=True, default=str)
     except TypeError:
@@ -49,7 +49,7 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
     changed = compare(read_config(run_dir), spec.config)
     lines, rejected = "", []
     for key, pair in changed.items():
-        if not scope_of(key, spec.may_change) and not is_allowed(key, spec.allow_changes):
+        if not scope_of(key) and not is_allowed(key, spec.allow_changes):
             lines += f"\n  {key}: {show_change(pair)}"
             rejected.append(key)
     if rejected:

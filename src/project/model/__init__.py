@@ -1,1 +1,0 @@
-"""What is learned, and how: classifier (the recipe), metrics, schedules and the nets."""

@@ -1,1 +1,0 @@
-"""Networks: plain ``nn.Module`` classes that know nothing of training."""
