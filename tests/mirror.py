@@ -4,18 +4,40 @@ import contextlib
 import gzip
 import hashlib
 import io
+import pickle
 import struct
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from torchvision import datasets
+
+
+class MNIST(datasets.MNIST):
+    """torchvision's MNIST, with the checksums of a miniature."""
+
+    def __init__(self, archives: Mapping[str, str], **options: Any) -> None:
+        self.resources = [*archives.items()]
+        super().__init__(**options)
+
+
+class CIFAR10(datasets.CIFAR10):
+    """torchvision's CIFAR-10, with the checksums of a miniature."""
+
+    def __init__(self, archives: Mapping[str, str], **options: Any) -> None:
+        files = dict(archives)
+        self.tgz_md5 = files.pop(self.filename)
+        self.meta = self.meta | {"md5": files.pop("batches.meta")}
+        self.test_list = [["test_batch", files.pop("test_batch")]]
+        self.train_list = [[*item] for item in files.items()]
+        super().__init__(**options)
 
 
 class Miniature(NamedTuple):
@@ -23,21 +45,25 @@ class Miniature(NamedTuple):
 
     name: str
     archives: dict[str, str]
-    """Name to md5."""
-    files: dict[str, str]
-    """Extracted file to md5."""
+    """Name to md5; of CIFAR-10 also of the files in the archive."""
     images: dict[str, np.ndarray]
     """uint8 ``[N, C, H, W]`` of ``train`` and ``test``."""
     labels: dict[str, np.ndarray]
     """int64 ``[N]`` of ``train`` and ``test``."""
 
+    def dataset(self) -> Any:
+        """What ``data.dataset`` is in a run with ``overrides``."""
+        kind = {"mnist": MNIST, "cifar10": CIFAR10}[self.name]
+        return partial(kind, archives=self.archives)
+
     def overrides(self, root: Path, mirror: str) -> list[str]:
         """What makes a command line read this set, fetched from ``mirror`` into ``root``."""
-        tables = []
-        for key, table in (("archives", self.archives), ("files", self.files)):
-            entries = ",".join(f"{name}:'{checksum}'" for name, checksum in table.items())
-            tables.append(f"data.source.{key}={{{entries}}}")
-        return [f"data={self.name}", f"data.root={root}", f"data.mirror={mirror}", *tables]
+        target = f"tests.mirror.{self.dataset().func.__name__}"
+        entries = ",".join(f"{name}:'{checksum}'" for name, checksum in self.archives.items())
+        return [
+            f"data={self.name}", f"data.root={root}", f"data.mirror={mirror}",
+            f"data.dataset._target_={target}", f"+data.dataset.archives={{{entries}}}",
+        ]  # fmt: skip
 
 
 @dataclass
@@ -95,7 +121,7 @@ def serve(folder: Path) -> Iterator[Server]:
 
 def mnist(folder: Path, num_train: int = 200, num_test: int = 50) -> Miniature:
     """Write the four archives of MNIST, with few images in them."""
-    archives, files, images, labels = {}, {}, {}, {}
+    archives, images, labels = {}, {}, {}
     for part, prefix, number in (("train", "train", num_train), ("test", "t10k", num_test)):
         images[part], labels[part] = _pictures(part, number, (1, 28, 28))
         pixels, answers = images[part].tobytes(), labels[part].astype(np.uint8).tobytes()
@@ -103,9 +129,8 @@ def mnist(folder: Path, num_train: int = 200, num_test: int = 50) -> Miniature:
             (f"{prefix}-images-idx3-ubyte", struct.pack(">4i", 0x803, number, 28, 28) + pixels),
             (f"{prefix}-labels-idx1-ubyte", struct.pack(">2i", 0x801, number) + answers),
         ):
-            files[name] = md5(content)
             archives[f"{name}.gz"] = _write(folder / f"{name}.gz", gzip.compress(content, mtime=0))
-    return Miniature("mnist", archives, files, images, labels)
+    return Miniature("mnist", archives, images, labels)
 
 
 def cifar10(folder: Path, num_train: int = 100, num_test: int = 20) -> Miniature:
@@ -120,10 +145,11 @@ def cifar10(folder: Path, num_train: int = 100, num_test: int = 20) -> Miniature
         )
     }
     batches["test_batch"] = python2_pickle(images["test"], labels["test"], "testing batch 1 of 1")
-    files = {f"cifar-10-batches-py/{name}": content for name, content in batches.items()}
-    archive = tar({**files, "cifar-10-batches-py/readme.html": b"not read"})
+    batches["batches.meta"] = pickle.dumps({"label_names": [*"abcdefghij"]}, protocol=2)
+    archive = tar({f"cifar-10-batches-py/{name}": content for name, content in batches.items()})
     archives = {"cifar-10-python.tar.gz": _write(folder / "cifar-10-python.tar.gz", archive)}
-    return Miniature("cifar10", archives, {k: md5(v) for k, v in files.items()}, images, labels)
+    archives |= {name: md5(content) for name, content in batches.items()}
+    return Miniature("cifar10", archives, images, labels)
 
 
 def python2_pickle(images: np.ndarray, labels: np.ndarray, title: str) -> bytes:

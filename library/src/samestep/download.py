@@ -66,6 +66,10 @@ def find_fault(dataset: Callable[..., Any], root: str | Path | None) -> str:
 
 def use_mirror(dataset: Any, address: str) -> None:
     """Set the address of a class of torchvision: ``mirrors`` of MNIST, ``url`` of the others."""
+    if "@" in address:
+        raise RunError(
+            f"data.mirror={redact(address)}: has a login, which Python's downloads ignore"
+        )
     source = getattr(dataset, "func", dataset)
     source.mirrors = [f"{address}/"]
     source.url = f"{address}/{getattr(source, 'filename', '')}"
@@ -73,8 +77,11 @@ def use_mirror(dataset: Any, address: str) -> None:
 
 def _download(dataset: Callable[..., Any], root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
-    print(f"waiting for the lock of {root}, to download into it", file=sys.stderr)
+    print(f"downloading into {root}, or waiting for another process that does", file=sys.stderr)
     with FileLock(root / ".lock"), TemporaryDirectory(prefix=".download-", dir=root) as folder:
+        # Those of killed processes.
+        for old in set(root.glob(".download-*")) - {Path(folder)}:
+            rmtree(old, ignore_errors=True)
         # Another process may have downloaded them while this one waited.
         if not find_fault(dataset, root):
             return
