@@ -23,7 +23,7 @@ QUICK = [
 """Overrides that make a run of the digits finish in seconds: 20 steps an epoch, and no report."""
 
 NO_PICTURES = "~callbacks.predictions"
-"""Override for runs of which no test looks at the pictures: these take a third of a short run."""
+"""Override for runs of which no test reads the predictions."""
 
 REFERENCE = [
     *QUICK, NO_PICTURES, "data.global_batch_size=32", "model=mlp", "data.crop_padding=1",

@@ -1,9 +1,11 @@
-"""The pictures of a run in each tracker, and its values in TensorBoard, on two ranks.
+"""The predictions of a run in W&B, and its values in TensorBoard, on two ranks.
 
-Stops, kills and servers of trackers: the library's test_loggers.py.
+Stops, kills and servers of trackers: the library's test_loggers.py. What each tracker has of the
+predictions: the library's callbacks/test_predictions.py.
 """
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ def point_of(name: str, step: int, value: Any) -> tuple[int, float]:
     return step, 0.0 if "second" in name or name.startswith("time/") else float(value)
 
 
-def test_each_tracker_has_the_pictures_and_each_value_once(tmp_path: Path):
+def test_each_tracker_has_the_predictions_and_each_value_once(tmp_path: Path):
     run_dir = tmp_path / "mine"
     words = [
         "model=mlp", "logger=[tensorboard,wandb,mlflow]", "report=false", "trainer.accelerator=cpu",
@@ -64,12 +66,10 @@ def test_each_tracker_has_the_pictures_and_each_value_once(tmp_path: Path):
     hparams = HParamsPluginData.FromString(start).session_start_info.hparams
     assert hparams["model/optimizer/lr"].string_value == "0.003"
     assert "hp_metric" not in events.Tags()["scalars"]
-    assert set(events.Tags()["images"]) == {"test/confusion_matrix", "test/grid"}
-    (image,) = events.Images("test/grid")
-    assert image.encoded_image_string.startswith(b"\x89PNG")
 
-    names = {path.name for path in run_dir.glob("wandb/offline-run-*/files/media/*/test/*")}
-    shown = {name.rpartition("_")[0].rstrip("_0123456789") for name in names}
-    assert shown == {"confusion_matrix", "grid"}
-    pictures = {path.name for path in run_dir.glob("mlflow/**/artifacts/test/*.png")}
-    assert pictures == {"confusion_matrix.png", "grid.png"}
+    # Of 360 test images of ten digits.
+    (table,) = run_dir.glob("wandb/offline-run-*/files/media/table/test/predictions_*.json")
+    content = json.loads(table.read_text())
+    assert content["columns"] == ["id", "truth", "guess", "probability", *"0123456789"]
+    assert [row[0] for row in content["data"]] == list(range(360))
+    assert [*run_dir.glob("wandb/offline-run-*/files/media/images/test/grid_*.png")]

@@ -39,7 +39,7 @@ def test_a_run_leaves_what_the_readme_promises(digits_run: Path):
     assert names >= {
         "config.yaml", "run.json", "metrics.json", "metrics.csv", "checkpoints/best.ckpt",
         "checkpoints/last.ckpt", "logs/rank-0.log",
-        "predictions/grid.png", "predictions/confusion_matrix.png",
+        "predictions/grid.csv", "predictions/confusion_matrix.csv", "predictions/guesses.csv",
     }  # fmt: skip
     final = final_metrics(digits_run)
     assert {f"{s}/{m}" for s in ("train", "val", "test") for m in ("loss", "accuracy")} < set(final)

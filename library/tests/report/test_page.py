@@ -240,34 +240,37 @@ def test_large_files_are_only_named(tmp_path: Path):
     assert page.write(run_dir).stat().st_size < 3_000_000 + len(charts.plotly_text())
 
 
-def test_a_table_beside_a_picture_is_drawn_instead(tmp_path: Path):
+def test_a_matrix_and_small_pictures_are_drawn_from_tables(tmp_path: Path):
     folder = make_run(tmp_path / "one") / "predictions"
     folder.mkdir()
     tables = {
         "counts": "truth / guess,cat,dog\ncat,3,1\ndog,0,4\n",
         "tiles": 'picture,guess\n"data:image/png;base64,AA==",cat\nhttps://example.org/x.png,dog\n',
-        "words": "name,number\na,one\n",
+        "words": "name,number\na,1\n",
         "long": f"picture,guess\n{'x' * 200_000},cat\n",
         "empty": "",
+        "blank": "\n",
     }
     for name, text in tables.items():
-        (folder / f"{name}.png").write_bytes(b"\x89PNG")
         (folder / f"{name}.csv").write_text(text)
+    (folder / "counts.txt").write_text("How many\nThree cats & four dogs.\n")
+    (folder / "tiles.txt").write_text("Seen\n")
+    (folder / "words.txt").write_text("Numbers\nOne of them.\n")
     html = report(folder.parent)
     (matrix,) = (figure for figure in html.all("figure") if figure.get("class") == "matrix")
     assert json.loads(matrix["data-table"]) == [
         ["truth / guess", "cat", "dog"], ["cat", "3", "1"], ["dog", "0", "4"]
     ]  # fmt: skip
-    assert "guess cat" in html.text
+    for text in ("guess cat", "How many", "Three cats & four dogs.", "Seen", "One of them."):
+        assert text in html.text, text
     sources = {img["src"] for img in html.all("img")}
     assert "data:image/png;base64,AA==" in sources
     assert "https://example.org/x.png" not in sources, "it must not ask a server"
-    shown = [(item.title, bool(item.source)) for item in read_predictions(folder.parent)]
-    # Other tables are shown as before, and the picture too.
-    assert shown == [
-        ("counts.png", True), ("empty.csv", False), ("empty.png", True), ("long.csv", False),
-        ("long.png", True), ("tiles.png", False), ("words.csv", False), ("words.png", True),
-    ]  # fmt: skip
+    shown = {item.title: item for item in read_predictions(folder.parent)}
+    assert [*shown] == ["blank.csv", "How many", "empty.csv", "long.csv", "Seen", "Numbers"]
+    assert shown["Numbers"].rows == [["name", "number"], ["a", "1"]]
+    assert shown["Numbers"].text == "One of them."
+    assert shown["long.csv"].text.startswith("long.csv is too large")
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "metrics.csv", "run.json", "config.yaml"])

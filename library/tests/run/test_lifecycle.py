@@ -328,9 +328,9 @@ def test_a_full_disk_is_one_message_for_an_older_run_too(spec: Make, tmp_path: P
 
 
 def test_a_disk_that_is_full_later_is_one_message_too():
-    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "predictions/grid.png")
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "predictions/grid.csv")
     with (
-        pytest.raises(WriteError, match=r"^predictions/grid.png cannot be written: No space"),
+        pytest.raises(WriteError, match=r"^predictions/grid.csv cannot be written: No space"),
         lifecycle.full_disk_is_one_message(Path("runs/mine")),
     ):
         raise error

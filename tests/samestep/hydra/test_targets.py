@@ -13,7 +13,8 @@ WRITES = [
     "torchvision.datasets.MNIST", "samestep.run.files.write_text", "lightning.Trainer",
     # What the project imports is not of the project.
     "project.data.datamodule.torch.load", "project.data.download.shutil.rmtree",
-    "project.callbacks.pictures.Predictions", "project.train", "torch.nn.modules.module.torch.load",
+    "samestep.callbacks.predictions.Predictions", "project.train",
+    "torch.nn.modules.module.torch.load",
     # Importing these does something already.
     "antigravity.webbrowser", "this.s",
 ]  # fmt: skip

@@ -470,7 +470,7 @@ def test_a_run_killed_elsewhere_ends_here_as_an_undisturbed_one(
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
 
     there = {path.removeprefix("bucket/runs/mine/"): path for path in bucket.find("bucket/runs")}
-    assert {"metrics.json", "predictions/grid.png", "checkpoints/best.ckpt"} <= set(there)
+    assert {"metrics.json", "predictions/grid.csv", "checkpoints/best.ckpt"} <= set(there)
     for name, path in there.items():
         content = bucket.cat_file(path)
         assert SECRET.encode() not in content, name

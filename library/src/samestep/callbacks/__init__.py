@@ -15,4 +15,5 @@ Read in this order:
   with ``batch_digest`` (repeated steps are compared): the run stays correct.
 - ``run_stats``, ``progress`` (by ``display`` the Trainer knows that there is one), ``clock``,
   ``pace``, ``trainjob`` (for Kubeflow), ``slow_ranks``, ``notes``: the run is observed.
+- ``predictions``: tables of the test, which the Trainer does not import.
 """

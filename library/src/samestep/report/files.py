@@ -7,7 +7,7 @@ import math
 import mimetypes
 import os
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +18,9 @@ from samestep.ranks.secrets import redact
 from samestep.run import metrics, record
 from samestep.run.changes import flatten, read_config
 
-MAX_BYTES = 1_725_000  # of all pictures together: 2.3 MB on the page, which stays below 3 MB
+MAX_BYTES = 1_725_000  # of all files together: 2.3 MB on the page, which stays below 3 MB
 MAX_TEXT = 20_000  # bytes of a table or text; longer ones are for programs
 PICTURES = (".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp")
-TEXTS = (".csv", ".txt", ".md")
 Stamp = tuple[int, int, int]  # of a file: when it was changed, its inode and its size
 
 
@@ -54,9 +53,10 @@ class PredictionFile(NamedTuple):
     """A file of the predictions folder, ready for the page."""
 
     title: str
-    text: str = ""  # its text, or the description of a picture
+    text: str = ""  # the description of a picture or table, or a text itself
     source: str = ""  # the content of a picture, as a ``data:`` address
     rows: Sequence[Sequence[str]] = ()  # the lines of a table, heading first
+    matrix: Sequence[Sequence[str]] = ()  # the same of a table of numbers, which the page draws
     tiles: Sequence[tuple[str, str]] = ()  # small pictures, as ``data:`` addresses, and captions
 
 
@@ -108,112 +108,87 @@ def metrics_if_finished(
 
 
 def read_predictions(run_dir: Path) -> list[PredictionFile]:
-    """Every picture, table and text in the predictions folder, sorted by name."""
-    paths = sorted(run_dir.glob("predictions/[!.]*"))
-    beside = find_files_beside(paths)
+    """Every picture, table and text in the predictions folder, sorted by name.
+
+    A text beside a picture or table of the same name, such as ``grid.txt`` beside ``grid.csv``, is
+    no file of its own: its first line is the title, the others say what there is to see.
+    """
+    paths = {*run_dir.glob("predictions/[!.]*")}
+    drawn = [path for path in paths if path.suffix in (*PICTURES, ".csv")]
+    beside = paths & {path.with_suffix(".txt") for path in drawn}
     files = []
     bytes_left = MAX_BYTES
-    for path in paths:
-        # What stands beside a picture is shown with the picture, not a second time on its own.
-        if path in beside:
+    for path in sorted(paths - beside):
+        if path.suffix not in READERS:
             continue
+        title, text = path.name, ""
+        if path.with_suffix(".txt") in beside:
+            words = path.with_suffix(".txt").read_text(errors="replace")
+            title, _, text = words.strip().partition("\n")
+        too_large = f"{path.name} is too large for this page; open the file itself"
+        file = PredictionFile(title, text=too_large)
         size = path.stat().st_size
-        if path.with_suffix(".csv") in beside:
-            # The page may contain both.
-            size += path.with_suffix(".csv").stat().st_size
-        if path.suffix in PICTURES and size <= bytes_left:
-            bytes_left -= size
-            files.append(read_picture(path))
-        elif path.suffix in TEXTS and size <= MAX_TEXT:
-            files.append(read_table_or_text(path))
-        elif path.suffix in (*PICTURES, *TEXTS):
-            text = f"{path.name} is too large for this page; open the file itself"
-            files.append(PredictionFile(path.name, text))
+        if size <= bytes_left:
+            content = READERS[path.suffix](path)
+            # The rows of a longer table are for programs; a matrix and tiles are drawn.
+            if size <= MAX_TEXT or not content.keys() & {"text", "rows"}:
+                bytes_left -= size
+                file = PredictionFile(**{"title": title, "text": text} | content)
+        files.append(file)
     return files
 
 
-def find_files_beside(paths: Sequence[Path]) -> set[Path]:
-    """The text of each picture, and its table if the page can draw that instead of the picture."""
-    beside = set()
-    for path in paths:
-        if path.suffix in PICTURES:
-            beside.add(path.with_suffix(".txt"))
-            table = path.with_suffix(".csv")
-            if table in paths and read_drawing(table):
-                beside.add(table)
-    return beside
-
-
-def read_picture(path: Path) -> PredictionFile:
-    """A picture and the files of the same name, such as ``grid.txt`` beside ``grid.png``.
-
-    The first line of the text is the title, the others say what the picture shows. From a table the
-    page draws the picture itself, see ``read_drawing``.
-    """
-    text_path, table_path = path.with_suffix(".txt"), path.with_suffix(".csv")
-    text = path.name
-    if text_path.exists():
-        text = text_path.read_text(errors="replace").strip()
-    title, _, description = text.partition("\n")
+def read_picture(path: Path) -> dict[str, Any]:
+    """A picture as a ``data:`` address."""
     content = b64encode(path.read_bytes()).decode()
-    source = f"data:{mimetypes.guess_type(path)[0]};base64,{content}"
-    # A screen reader needs a description, if only the title.
-    picture = PredictionFile(title, description or title, source)
-    if table_path.exists():
-        return picture._replace(**read_drawing(table_path))
-    return picture
+    return {"source": f"data:{mimetypes.guess_type(path)[0]};base64,{content}"}
 
 
-def read_drawing(path: Path) -> dict[str, Any]:
-    """What the page draws from a table: a matrix of numbers, or small pictures; empty for others.
+def read_table(path: Path) -> dict[str, Any]:
+    """The rows of a table; of some the page draws a matrix of numbers, or small pictures.
 
-    A matrix has names in its first row and column, and numbers elsewhere. Small pictures have their
-    ``data:`` addresses in a column ``picture``, and the other columns are their captions.
+    The first cell of a matrix names what its rows and columns are, such as ``truth / guess``. Small
+    pictures have their ``data:`` addresses in a column ``picture``; the other columns are captions.
     """
-    if path.stat().st_size > MAX_BYTES:
-        return {}
+    text = path.read_text(errors="replace")
     try:
-        heading, *rows = csv.reader(io.StringIO(path.read_text(errors="replace")))
+        # Not text.splitlines(): a quoted cell may contain line breaks.
+        heading, *rows = csv.reader(io.StringIO(text))
     # An empty file has no heading, and a cell may be longer than a reader accepts.
     except (ValueError, csv.Error):
-        return {}
-    whole = []
-    numbers = []
-    for row in rows:
-        # A file that is being written has a last row without its end.
-        if len(row) == len(heading):
-            whole.append(row)
-            numbers += row[1:]
+        return {"text": text}
     if "picture" in heading:
-        return find_tiles(heading, whole)
-    if numbers and all(map(str.isdecimal, numbers)):
-        return {"rows": [heading, *whole]}
-    return {}
+        return {"tiles": find_tiles(text)}
+    # A heading may be an empty line.
+    if " / " in "".join(heading[:1]):
+        return {"matrix": [heading, *rows]}
+    return {"rows": [heading, *rows]}
 
 
-def find_tiles(heading: list[str], rows: Sequence[list[str]]) -> dict[str, Any]:
-    """The small pictures of a table with their captions, instead of the large picture."""
-    column = heading.index("picture")
+def find_tiles(text: str) -> list[tuple[str, str]]:
+    """The small pictures of a table with their captions."""
     tiles = []
-    for row in rows:
-        words = []
-        for name, cell in zip(heading, row, strict=True):
-            if name != "picture":
-                words.append(f"{name} {cell}")
+    # A file that is being written has a last row without its end.
+    for row in csv.DictReader(io.StringIO(text), restval=""):
+        source = row.pop("picture")
         # Any other address would make the page ask a server.
-        if row[column].startswith("data:"):
-            tiles.append((row[column], ", ".join(words)))
-    return {"tiles": tiles, "source": ""} if tiles else {}
+        if source.startswith("data:"):
+            tiles.append((source, ", ".join(map(" ".join, row.items()))))
+    return tiles
 
 
-def read_table_or_text(path: Path) -> PredictionFile:
-    """A text file; a CSV file has rows too."""
-    text = path.read_text(errors="replace")
-    rows: list[list[str]] = []
-    if path.suffix == ".csv":
-        # Not text.splitlines(): a quoted cell may contain line breaks.
-        rows = list(csv.reader(io.StringIO(text)))
-    return PredictionFile(path.name, text, rows=rows)
+def read_text(path: Path) -> dict[str, Any]:
+    """A text as it is."""
+    return {"text": path.read_text(errors="replace")}
+
+
+READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    **dict.fromkeys(PICTURES, read_picture),
+    ".csv": read_table,
+    ".txt": read_text,
+    ".md": read_text,
+}
+"""By the suffix of a file; what they return are fields of a ``PredictionFile``."""
 
 
 def stamp_of(path: str | Path) -> Stamp:

@@ -9,7 +9,7 @@ runs/<run_id>/
     time.bin           where the time of the newest start went, so far
     checkpoints/       best.ckpt to test, last.ckpt to resume from, epoch-0002.ckpt and so on to
                        keep
-    predictions/       pictures of test results
+    predictions/       tables and pictures of test results
     logs/              git.diff, rank-<n>.log
     report.html        all of this on one page
 """

@@ -62,7 +62,7 @@ class RunCopy:
     def names(self, *, final: bool = True) -> list[str]:
         """The files to copy, in the order in which they are uploaded.
 
-        With ``final`` also the report and the pictures. Pictures are not written atomically, so
+        With ``final`` also the report and the predictions. These are not written atomically, so
         they are copied when the run ends.
         """
         names = list(RECORDS)

@@ -1,6 +1,6 @@
 // Draws each <figure class="chart"> from the JSON in its data-chart, by Plotly, and shows the values
 // as a table where that is opened, and in print; the drawing itself is hidden from screen readers.
-// A <figure class="matrix"> has a table of numbers, and its picture until it is drawn.
+// A <figure class="matrix"> has a table of numbers, which is drawn as colours.
 "use strict";
 
 const MAX_ROWS = 100, PRINTED_ROWS = 20; // of a table
@@ -205,7 +205,6 @@ function drawMatrix(figure) {
     xaxis: { ...axis, title: { text: plain(columnAxis ?? "") } },
     yaxis: { ...axis, tickvals: rows.length > 40 ? undefined : rows, title: { text: plain(rowAxis) }, autorange: "reversed" },
   }, { displayModeBar: false });
-  figure.querySelector("img").hidden = true;
   figure.querySelector(".tools").hidden = false;
 }
 
