@@ -138,7 +138,7 @@ def test_the_report_draws_the_matrix_and_the_surest_mistakes(tested):
 
 def test_the_grid_is_bounded_and_images_may_be_large_and_grey(tmp_path: Path):
     scores = torch.stack([torch.zeros(200), torch.linspace(0.5, 1, 200)], dim=1)
-    data = Data(scores, num_channels=1, size=100, batch_size=90)
+    data = Data(scores, num_channels=1, size=100, batch_size=150)
     run(tmp_path, data)
     rows = read(tmp_path / "predictions/grid.csv")
     assert [row["probability"] for row in rows] == [
