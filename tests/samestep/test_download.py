@@ -82,9 +82,9 @@ def test_wrong_or_half_files_are_not_kept(tmp_path: Path, served, server):
 
 def test_a_silent_server_is_given_up(tmp_path: Path, served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(download, "SILENCE_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
-        with pytest.raises(RunError, match="timed out"):
-            fetch(tmp_path, served, f"http://127.0.0.1:{silent.getsockname()[1]}")
+    silent = socket.create_server(("127.0.0.1", 0))  # accepts, and never answers
+    with silent, pytest.raises(RunError, match="timed out"):
+        fetch(tmp_path, served, f"http://127.0.0.1:{silent.getsockname()[1]}")
     assert socket.getdefaulttimeout() is None
 
 

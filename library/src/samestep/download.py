@@ -91,7 +91,7 @@ def _download(dataset: Callable[..., Any], root: Path) -> None:
             dataset(root=folder, train=True, download=True)
         except (OSError, RuntimeError) as error:
             raise DownloadError(
-                f"cannot download: {redact(str(error))}; nothing was kept; "
+                f"cannot download: {redact(' '.join(str(error).split()))}; nothing was kept; "
                 "data.mirror=http://host/path downloads from another server"
             ) from error
         finally:
