@@ -139,6 +139,16 @@ def test_the_core_needs_neither_hydra_nor_images():
     )
 
 
+def test_the_callback_of_predictions_is_imported_by_name_only():
+    """A configuration or a program names it: the Trainer does without it."""
+    check_none(
+        f"{place(path, node)} imports {name}"
+        for path in SAMESTEP
+        for name, node in imports(path)
+        if f"{name}.".startswith("samestep.callbacks.predictions.")
+    )
+
+
 def test_the_levels_name_every_part_of_samestep():
     parts = {path.relative_to(LIBRARY).parts[0].removesuffix(".py") for path in SAMESTEP}
     assert parts - {"__init__"} == {part for level in LEVELS for part in level}
