@@ -39,7 +39,6 @@ class Images(L.LightningDataModule):
     num_channels: int  # 1 is grey, 3 are colours
     image_size: int  # height and width, in pixels
     num_classes: int
-    class_names: Sequence[str] | None  # None: those of the data set
     num_val: int | None  # training images held out for validation; None: a tenth
     global_batch_size: int  # images per optimizer step, over all ranks
     eval_batch_size: int  # images per validation or test batch, over all ranks
@@ -51,6 +50,7 @@ class Images(L.LightningDataModule):
     flip: bool  # whether half of the training images are mirrored
     seed: int  # of the order and the augmentation
     predict_files: Sequence[str] = field(default=(), init=False)  # `samestep predict` sets it
+    class_names: list[str] | None = field(default=None, init=False)
     train_set: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -65,9 +65,10 @@ class Images(L.LightningDataModule):
         train, test = (
             self.dataset(root=self.root, train=part, download=False) for part in (True, False)
         )
-        names = list(self.class_names or train.classes)
-        if len(names) != self.num_classes or len(train.classes) != self.num_classes:
-            raise ConfigError(f"data.num_classes={self.num_classes}: the data have {names}")
+        names = [str(name) for name in train.classes]
+        if len(names) != self.num_classes or self.class_names not in (None, names):
+            known = f"the model knows {self.class_names or self.num_classes} classes"
+            raise ConfigError(f"data.root={self.root}: {known}, and the data have {names}")
         self.class_names = names
         num = len(train.targets)
         num_val = max(1, num // 10) if self.num_val is None else self.num_val

@@ -32,7 +32,7 @@ class Classifier(L.LightningModule):
         super().__init__()
         self.net, self.optimizer, self.lr_scheduler = net, optimizer, lr_scheduler
         self.label_smoothing = label_smoothing
-        self.example_input_array = torch.zeros(2, len(mean), image_size, image_size)  # for export
+        self.example_input_array = torch.zeros(2, len(mean), image_size, image_size).byte()
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
         self.build_optimizer(total_steps=100)  # wrong arguments fail here, not after the data

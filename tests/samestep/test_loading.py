@@ -125,16 +125,15 @@ def test_nothing_is_called_before_the_checkpoint_is_proven(run_dir: Path, tmp_pa
 
 @pytest.mark.program
 def test_the_run_of_somebody_else_downloads_nothing(run_dir: Path, tmp_path: Path) -> None:
-    # A run could name an address, a folder and the files that are written there.
-    files = {"authorized_keys": "0" * 32}
-    source = {"url": "http://127.0.0.1:9/x", "archives": files, "files": files, "name": ".ssh"}
+    # A run could name a folder and the files that are written there.
     change_config(
-        run_dir, data__source={"_target_": "project.data.sources.MNIST", **source},
+        run_dir, data__dataset={"_target_": "torchvision.datasets.MNIST", "_partial_": True},
         data__root=str(tmp_path / "home"), data__download=True,
     )  # fmt: skip
     result = run("-m", "samestep", "evaluate", str(run_dir), "--accelerator", "cpu")
     assert result.returncode == 1
-    assert "is missing, and data.download is false" in result.stderr
+    assert "Dataset not found" in result.stderr
+    assert "data.download=false" in result.stderr
     assert not (tmp_path / "home").exists()
     result = run("-m", "samestep", "evaluate", str(run_dir), "--download")
     assert (result.returncode, result.stderr[:43]) == (
@@ -145,17 +144,17 @@ def test_the_run_of_somebody_else_downloads_nothing(run_dir: Path, tmp_path: Pat
 
 def test_a_saved_text_is_never_a_reference(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SECRET", "0123456789abcdef")
-    names = ["${oc.env:MY_SECRET}", *map(str, range(1, 9)), "${nope}"]
-    change_config(run_dir, data__class_names=names)
+    names = ["${oc.env:MY_SECRET} ${nope}"]
+    change_config(run_dir, data__mirror=names[0])
     _, data = load_run(run_dir)
-    assert data.class_names == names
+    assert data.mirror == names[0]
 
 
 def test_a_saved_text_is_never_a_call(run_dir: Path) -> None:
     text = "${oc.create:{_target_: os.mkdir, path: made}}"
-    change_config(run_dir, data__class_names=[text, *map(str, range(1, 10))])
+    change_config(run_dir, data__mirror=text)
     _, data = load_run(run_dir)
-    assert data.class_names[0] == text
+    assert data.mirror == text
 
 
 @pytest.mark.program

@@ -23,7 +23,7 @@ CONFIG = {
     "run_id": "mine",
     "choices": {"data": "folder"},
     "data": {"num_channels": 3, "image_size": 64, "num_classes": 2},
-    "model": {"net": {"_target_": "project.model.nets.cnn.CNN"}},
+    "model": {"net": {"_target_": "project.nets.cnn.CNN"}},
 }
 
 

@@ -28,11 +28,7 @@ Columns = dict[str, list[Any]]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print or write what the model predicts.
-
-    Returns:
-        0, or 1 if a file could not be read. It is named on stderr, and the others are predicted.
-    """
+    """Print or write what the model predicts. Returns 0."""
     arguments = parse(argv)
     # These imports take seconds: invalid arguments are reported before.
     from samestep.hydra import saved_run
@@ -47,22 +43,20 @@ def main(argv: Sequence[str]) -> int:
     if arguments.files:
         set_files(data, arguments.files)
     batches = saved_run.predict(model, data, arguments.run_dir, arguments.accelerator)
-    errors = getattr(data, "predict_errors", [])
-    for error in errors:
-        print(f"error: {error}", file=sys.stderr)
-    exit_code = 1 if errors else 0
-    if batches and all(batch is None for batch in batches):
+    if not batches:
+        raise ConfigError("there is nothing to predict; name files, or folders of them")
+    if all(batch is None for batch in batches):
         # The step has written its results itself, such as one file for each sample.
         print(f"{type(model).__name__}.predict_step returns nothing to write", file=sys.stderr)
-        return exit_code
+        return 0
     if arguments.format == ".pt":
         save(batches, arguments.output)
-        return exit_code
+        return 0
     if arguments.top == 0:
         class_names = []
     columns = join(batches, class_names, arguments.top)
     WRITERS[arguments.format](columns, arguments.output)
-    return exit_code
+    return 0
 
 
 def parse(argv: Sequence[str]) -> Namespace:

@@ -121,7 +121,7 @@ def test_a_plus_before_a_choice_makes_no_difference():
 
 
 def test_a_value_may_be_nan_where_its_default_is(configs):
-    write(configs, "model/mine", "model: {_target_: project.model.mine.Net, fill: .nan, lr: 0.1}")
+    write(configs, "model/mine", "model: {_target_: project.mine.Net, fill: .nan, lr: 0.1}")
     assert math.isnan(check(["model=mine"]).model.fill)
     assert check(["model=mine", "model.fill=-1"]).model.fill == -1
     assert fault("model=mine", "model.lr=nan") == "model.lr=NaN: must be a number"

@@ -131,7 +131,7 @@ def test_flags_of_the_trainer_need_not_be_in_the_file():
 def test_values_are_of_the_type_of_their_default():
     must_be = {
         "data.download=3": "true or false",  # the default is another key's value
-        "data.source=digits": "a group of keys",
+        "data.dataset=digits": "a group of keys",
         "data.flip=[true]": "true or false",
         "model.optimizer=sgd": "a group of keys; a file is chosen by model/optimizer=NAME",
         "trainer.detect_anomaly=null": "true or false",

@@ -12,7 +12,7 @@ WRITES = [
     "torch.utils.cpp_extension.load_inline", "numpy.load", "pickle.loads",
     "torchvision.datasets.MNIST", "samestep.run.files.write_text", "lightning.Trainer",
     # What the project imports is not of the project.
-    "project.data.datamodule.torch.load", "project.data.download.shutil.rmtree",
+    "project.data.torch.load", "project.model.torch.load",
     "samestep.callbacks.predictions.Predictions", "project.train",
     "torch.nn.modules.module.torch.load",
     # Importing these does something already.
@@ -24,7 +24,7 @@ WRITES = [
 def test_what_writes_loads_or_runs_is_not_called(partial: bool) -> None:
     for target in WRITES:
         inner = {"_target_": target, "_partial_": partial, "_args_": ["x"]}
-        model = {"_target_": "project.skeleton.SkeletonModel", "lr": [{"deep": inner}]}
+        model = {"_target_": "project.model.Classifier", "lr": [{"deep": inner}]}
         with pytest.raises(ConfigError, match=r"model\.lr\[0\]\.deep\._target_=.*add --trust"):
             check_targets(OmegaConf.create(model), "model", "LightningModule", ["project"])
 
@@ -32,14 +32,14 @@ def test_what_writes_loads_or_runs_is_not_called(partial: bool) -> None:
 @pytest.mark.parametrize(
     "target",
     [
-        "project.model.nets.mlp.MLP", "project.model.schedules.warmup_cosine",
+        "project.nets.mlp.MLP", "project.model.Classifier",
         "torch.optim.AdamW", "torchvision.models.resnet18", "torchvision.transforms.v2.RandomCrop",
         "torchmetrics.classification.MulticlassF1Score", "tests.slow_rank.SlowNet",
     ],
 )  # fmt: skip
 def test_what_builds_models_and_data_is_called(target: str) -> None:
     package = target.partition(".")[0] if target.startswith("tests") else "project"
-    top = "project.skeleton.SkeletonModel" if package == "project" else target
+    top = "project.model.Classifier" if package == "project" else target
     kind = "LightningModule" if package == "project" else "SlowNet"
     node = OmegaConf.create({"_target_": top, "part": {"_target_": target, "_partial_": True}})
     check_targets(node, "model", kind, [package])
@@ -47,9 +47,8 @@ def test_what_builds_models_and_data_is_called(target: str) -> None:
 
 def test_the_model_must_be_a_model_and_the_data_must_be_data() -> None:
     for key, kind, target in (
-        ("model", "LightningModule", "project.model.nets.mlp.MLP"),
-        ("data", "LightningDataModule", "project.data.sources.MNIST"),
-        ("data", "LightningDataModule", "project.model.schedules.warmup_cosine"),
+        ("model", "LightningModule", "project.nets.mlp.MLP"),
+        ("data", "LightningDataModule", "project.model.Classifier"),
     ):
         with pytest.raises(ConfigError, match=rf"{key}\._target_={target}: must be a {kind}"):
             check_targets(OmegaConf.create({"_target_": target}), key, kind, ["project"])
@@ -59,7 +58,7 @@ def test_a_function_of_a_library_is_called_once_a_file_of_configs_names_it(
     tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr("samestep.hydra.targets.config_folders", lambda: [tmp_path])
-    node = {"_target_": "project.skeleton.SkeletonModel", "net": {"_target_": "operator.neg"}}
+    node = {"_target_": "project.model.Classifier", "net": {"_target_": "operator.neg"}}
 
     def check() -> None:
         check_targets(OmegaConf.create(node), "model", "LightningModule", ["project"])
@@ -82,7 +81,7 @@ def test_a_function_of_a_library_is_called_once_a_file_of_configs_names_it(
 def test_far_from_its_project_only_what_configs_name_is_rejected(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("SAMESTEP_PROJECT", raising=False)
     monkeypatch.chdir(tmp_path)
-    node = OmegaConf.create({"_target_": "project.skeleton.SkeletonModel"})
+    node = OmegaConf.create({"_target_": "project.model.Classifier"})
     check_targets(node, "model", "LightningModule", ["project"])
     node.net = {"_target_": "operator.neg"}
     with pytest.raises(ConfigError, match=r"model\.net\._target_=operator\.neg"):

@@ -62,12 +62,12 @@ def notes(cfg: DictConfig) -> Iterator[str]:
     place = "cluster.data"
     if "volume" in cfg.cluster:
         place = "cluster.volume"
-    files = find_needed_files(cfg)
+    folder = find_needed_folder(cfg)
     source = OmegaConf.select(cfg, place)
-    if files and source is not None:
+    if folder and source is not None:
         yield (
             f"data={cfg.choices.data}: the pods do not download it; {place}={source} must have "
-            f"{list_briefly(files)} before the run starts; docs/data.md says how to fill it"
+            f"{folder} before the run starts; docs/data.md says how to fill it"
         )
 
 
@@ -210,32 +210,24 @@ def check_queue(cfg: DictConfig) -> Iterator[str]:
         )
 
 
-def find_needed_files(cfg: DictConfig) -> list[str]:
-    """The files below ``data/`` without which every container would fail."""
+def find_needed_folder(cfg: DictConfig) -> str:
+    """The folder of data without which every container would fail; empty if there is none."""
     # A workflow of Flyte fetches them.
-    if {"volume", "data"}.isdisjoint(cfg.cluster):
-        return []
-    root = cfg.data.get("root")
+    if {"volume", "data"}.isdisjoint(cfg.cluster) or cfg.data.get("download", True):
+        return ""
+    root = str(cfg.data.get("root") or "/")
     # A folder elsewhere may be part of the image, which cannot be inspected from here.
-    is_needed = root and not cfg.data.get("download", True) and not root.startswith("/")
-    return [root] if is_needed else []
-
-
-def list_briefly(files: list[str]) -> str:
-    """The first file, and how many more there are."""
-    if len(files) == 1:
-        return files[0]
-    return f"{files[0]} and {len(files) - 1} more files"
+    return "" if root.startswith("/") else root
 
 
 def check_volume(cfg: DictConfig) -> Iterator[str]:
     """A run that needs a volume names its claim."""
     if "volume" not in cfg.cluster or cfg.cluster.volume is not None:
         return
-    files = find_needed_files(cfg)
-    if files:
+    folder = find_needed_folder(cfg)
+    if folder:
         yield (
-            f"cluster.volume=null: data={cfg.choices.data} needs {list_briefly(files)}, which the "
+            f"cluster.volume=null: data={cfg.choices.data} needs {folder}, which the "
             "pods do not download; name a claim that has them, or say cluster.download=true"
         )
     # A command that makes the pods itself, such as Run:ai's, has no other place for checkpoints.
