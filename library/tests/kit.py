@@ -210,7 +210,7 @@ def fit(
     default = {"max_epochs": 2, "logger": False, "log_every_n_steps": 1, "num_sanity_val_steps": 0}
     default |= {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     # Which steps a killed run repeats must not depend on how fast this machine is.
-    default |= {"save_every_s": 300}
+    default |= {"save_every_s": 300, "mode": "min"}
     while True:
         parts.append(observer := Observer(left, how, rank))
         # Nobody takes the power away from this machine, pytest keeps what is logged, and git is

@@ -25,7 +25,8 @@ class Script:
     def __call__(self, name: str, /, **options: Any) -> CompletedProcess[str]:
         variables = {key: value for key, value in options.items() if key.isupper()}
         arguments = {key: value for key, value in options.items() if not key.isupper()}
-        base = {"run_dir": f"runs/{name}", "max_epochs": 3, "monitor": "val/loss", "devices": 1}
+        base = {"run_dir": f"runs/{name}", "max_epochs": 3, "devices": 1}
+        base |= {"monitor": "val/loss", "mode": "min"}
         words = json.dumps(base | arguments)
         return run("-m", "library.tests.small", words, cwd=self.folder, **variables)
 

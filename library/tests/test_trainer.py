@@ -96,7 +96,7 @@ if __name__ == "__main__":
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SAMESTEP_RUN = ("-m", "samestep", "run", "--nproc-per-node=2")
-BASE = {"seed": 1, "max_epochs": 2, "monitor": "val_loss"}  # 6 steps an epoch
+BASE = {"seed": 1, "max_epochs": 2, "monitor": "val_loss", "mode": "min"}  # 6 steps an epoch
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ if __name__ == "__main__":
     accumulates = 2 if KIND == "fine" else 1
     trainer = Trainer(
         run_dir="runs/mine", max_epochs=30, split_batches=True, monitor="val_loss",
-        accumulate_grad_batches=accumulates,
+        mode="min", accumulate_grad_batches=accumulates,
     )
     train = DataLoader(data, 8, shuffle=True, collate_fn=collate)
     trainer.fit(Net(), train, DataLoader(data, 8))

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Progress
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 
-from samestep.callbacks.checkpoints import Checkpoints, place_model_checkpoint
+from samestep.callbacks.checkpoints import Checkpoints, check_mode, place_model_checkpoint
 from samestep.callbacks.checks import check_supported, option_of
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.loss_guard import LossGuard
@@ -45,8 +45,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         if value not in (None, needed):
             raise ConfigError(f"{setting(name, value)}: is not supported: {why}")
     strategies.check(options["strategy"])
-    if options["mode"] not in ("min", "max"):
-        raise ConfigError(f"{setting('mode', options['mode'])}: must be min or max")
+    check_mode(options["monitor"], options["mode"])
 
 
 def take_unused(
@@ -120,7 +119,7 @@ def complete_callbacks(
     run_dir: Path,
     save_every_s: Seconds,
     monitor: str | None,
-    mode: str,
+    mode: str | None,
 ) -> list[L.Callback]:
     """The user's callbacks, with a saver of checkpoints and a LossGuard.
 

@@ -97,7 +97,7 @@ class Trainer(L.Trainer):
         seed: of weights, order and random numbers.
         monitor: a metric that the model logs, which chooses ``best.ckpt``; None: the last weights
             are tested.
-        mode: ``min`` if a lower ``monitor`` is better, ``max`` if a higher one is.
+        mode: ``min`` if a lower ``monitor`` is better, ``max`` if a higher one is; no default.
         config: values that are saved, and compared when the run continues; None takes the arguments
             of this Trainer, and the hyperparameters of model and data. ``notes`` (free text) and
             ``tags`` (a list) in it are kept, and may change.
@@ -137,7 +137,7 @@ class Trainer(L.Trainer):
         run_dir: str | Path,
         seed: int = 0,
         monitor: str | None = None,
-        mode: str = "min",
+        mode: str | None = None,
         config: Mapping[str, Any] | None = None,
         allow_changes: Sequence[str] = (),
         timeout_s: float = 300.0,
@@ -169,7 +169,7 @@ class Trainer(L.Trainer):
         option_names.use(added.option_names, added.option_words)
         failure.ErrorHook.install()
         output.make_streams_safe()
-        arguments.check_options({**options, "strategy": strategy, "mode": mode})
+        arguments.check_options({**options, "strategy": strategy, "monitor": monitor, "mode": mode})
         compat.reject_tuner(Trainer, arguments.tuner_error)
         plugins, unused = arguments.take_unused(options, plugins, run_dir)
         self._ask_for_notice = notices.source_of(notice)
@@ -757,7 +757,7 @@ def say_finished(run_dir: Path) -> str:
 
 
 def describe_options(
-    options: Mapping[str, Any], monitor: str | None, mode: str, *, split_batches: bool
+    options: Mapping[str, Any], monitor: str | None, mode: str | None, *, split_batches: bool
 ) -> dict[str, Any]:
     """The arguments that make a run what it is.
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
-    EarlyStopping,
     LearningRateFinder,
     ModelPruning,
     OnExceptionCheckpoint,
@@ -24,6 +23,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 from library.tests.kit import Net, Scores, batches, fit, on_ranks
 from samestep import Trainer
 from samestep.callbacks import checks
+from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.checks import (
     UNSUPPORTED,
     SameWeights,
@@ -101,14 +101,14 @@ def test_a_wrong_monitor_is_found_before_the_first_step(tmp_path: Path):
         (
             lambda: NoSteps(1.0),
             "val/accuracy",
-            "^monitor=val/accuracy: validation logs val/score; .* such as monitor=val/score. ",
+            "^monitor=val/accuracy: validation logs val/score; .* such as monitor=val/score, and ",
         ),
         (
             Losses,
             "val/accuracy",
-            "such as monitor=val_loss mode=min. ",
+            "such as monitor=val_loss, and its mode. ",
         ),
-        (Losses, "val_los", "such as monitor=val_loss mode=min. "),
+        (Losses, "val_los", "such as monitor=val_loss, and its mode. "),
         (Losses, "test_loss", "^monitor=test_loss: validation logs val_loss, val_mae; "),
         (of_a_schedule, None, "the schedule ReduceLROnPlateau, monitor=valid_loss: "),
     ):
@@ -153,26 +153,17 @@ def test_metrics_of_the_sanity_check_are_no_candidates(tmp_path: Path, kind: typ
         fit(tmp_path / "wrong", make, monitor="val/scores", **options)
 
 
-@pytest.mark.parametrize(
-    ("monitor", "mode", "remedy"),
-    [
-        ("val/IoU", "min", "a higher one is better, set mode=max"),
-        ("val_loss", "max", "a lower one is better, set mode=min"),
-        ("val/f1", "max", None), ("val_loss", "min", None), ("val/score", "min", None),
-        # By its name alone it may be either.
-        ("iou_loss", "max", None), ("iou_loss", "min", None),
-    ],
-)  # fmt: skip
-def test_a_mode_that_keeps_the_worst_is_named(tmp_path: Path, capsys, monitor, mode, remedy):
-    class Logs(Net):
-        def validation_step(self, batch, batch_idx):
-            self.log(monitor, 1.0)
-
-    stopping = EarlyStopping("val_acc", mode="min", strict=False)
-    fit(tmp_path, Logs, monitor=monitor, mode=mode, max_epochs=1, callbacks=lambda: [stopping])
-    notes = re.findall("Note: the .*est .* counts as .*", capsys.readouterr().out)
-    assert notes.pop().endswith("if a higher one is better, set EarlyStopping.mode=max")
-    assert [remedy in note for note in notes] == ([True] if remedy else [])
+@pytest.mark.parametrize("mode", [None, "highest"])
+def test_a_monitor_needs_a_mode(tmp_path: Path, mode: str | None):
+    said = (
+        f"monitor=val_acc: mode={mode} must be min or max: choose mode=max if a higher val_acc is "
+        "better, mode=min if a lower one is"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        Trainer(run_dir=tmp_path / "run", monitor="val_acc", mode=mode)
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        Checkpoints(str(tmp_path / "run/checkpoints"), monitor="val_acc", mode=mode)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_monitor_of_training_is_not_rejected(tmp_path: Path):

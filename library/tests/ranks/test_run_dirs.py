@@ -19,7 +19,7 @@ if sys.argv[2].startswith("~"):
 options = {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False}
 options |= {"devices": int(sys.argv[1].removeprefix("devices=")), "num_sanity_val_steps": 0}
 run_dir = f"{sys.argv[2]}/{time.time_ns()}"
-trainer = Trainer(run_dir=run_dir, monitor="val_loss", **options)
+trainer = Trainer(run_dir=run_dir, monitor="val_loss", mode="min", **options)
 os.chdir("elsewhere")
 model = Net()
 trainer.fit(model, batches(), batches(shuffle=False))

@@ -75,7 +75,7 @@ class Checkpoints(Checkpoint):
             of training time allows, every 2 to 300 s.
         monitor: a metric that the model logs, such as ``val/loss``. None: there is no
             ``best.ckpt``, and the last weights are tested.
-        mode: ``min`` if less of the metric is better, ``max`` if more is.
+        mode: ``min`` if less of the metric is better, ``max`` if more is; needed with ``monitor``.
         every_n_epochs: epochs between two checkpoints that are kept, such as ``epoch-0002.ckpt``;
             epochs are counted from 1. None keeps none.
     """
@@ -85,11 +85,10 @@ class Checkpoints(Checkpoint):
         dirpath: str,
         every_s: Seconds = AUTO,
         monitor: str | None = None,
-        mode: str = "min",
+        mode: str | None = None,
         every_n_epochs: int | None = None,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode={mode}: must be min or max")
+        check_mode(monitor, mode)
         # Absolute, as the run directory is: the script may change the current one.
         self.folder = Path(environment.expand_home(dirpath, "dirpath")).absolute()
         self.run_dir = self.folder.parent
@@ -569,6 +568,16 @@ class Checkpoints(Checkpoint):
 
     def _path_of(self, epoch: int) -> Path:
         return self.folder / f"epoch-{epoch:04}.ckpt"
+
+
+def check_mode(monitor: str | None, mode: str | None) -> None:
+    """Raise a ConfigError if nothing says which value of the monitored metric is the best."""
+    if monitor is not None and mode not in ("min", "max"):
+        raise ConfigError(
+            f"{setting('monitor', monitor)}: {setting('mode', mode)} must be min or max: choose "
+            f"{setting('mode', 'max')} if a higher {monitor} is better, {setting('mode', 'min')} "
+            "if a lower one is"
+        )
 
 
 def notes_on(dry_run: DryRun) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """Rejects what could not resume exactly, or would be wrong without anybody noticing.
 
 ``check_supported`` names callbacks of Lightning, ``check_accumulation`` a loader that cuts steps
-differently than the Trainer, ``MonitorCheck`` a metric that is never logged or whose worst value
-would be the best one, ``SameSubsets`` training samples that are chosen again and otherwise, and
-``SameWeights`` ranks that train different models.
+differently than the Trainer, ``MonitorCheck`` a metric that is never logged, ``SameSubsets``
+training samples that are chosen again and otherwise, and ``SameWeights`` ranks that train different
+models.
 """
 
 import re
@@ -54,15 +54,6 @@ UNSUPPORTED: dict[type[L.Callback], str] = {
     SpikeDetection: "its state cannot be saved (Lightning 2.6); LossGuard watches the gradients",
 }
 
-SCORES = (
-    "acc", "accuracy", "ap", "auc", "auroc", "bleu", "dice", "f1", "iou", "jaccard", "map", "miou",
-    "psnr", "r2", "recall", "rouge", "ssim",
-)  # fmt: skip
-LOSSES = (
-    "cer", "error", "fid", "loss", "mae", "mse", "nll", "perplexity", "ppl", "rmse", "wer",
-)  # fmt: skip
-"""Words in the name of a metric: of scores the highest is the best one, of losses the lowest."""
-
 # Integers of the same size as a float, to compare its bits.
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -110,19 +101,6 @@ class MonitorCheck(L.Callback):
     def __init__(self, monitors: Mapping[str, str]) -> None:
         self.monitors = dict(monitors)
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Name each monitor whose ``mode`` looks like the opposite of what was meant."""
-        told = set()
-        # The run's own first, because early stopping usually refers to it.
-        savers = compat.callbacks_of(trainer, Checkpoints)
-        for callback in [*savers, *compat.callbacks_of(trainer, L.Callback)]:
-            monitor, mode = getattr(callback, "monitor", None), getattr(callback, "mode", None)
-            if not isinstance(monitor, str) or mode not in OPPOSITES or monitor in told:
-                continue
-            if is_opposite(monitor, mode):
-                told.add(monitor)
-                print_note(trainer, explain_mode(callback, monitor, mode))
-
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find out whether the module logs something else in this first validation."""
         compat.watch_sanity_checks()
@@ -150,8 +128,8 @@ class MonitorCheck(L.Callback):
         remedy = suggest_monitor(*next(iter(wrong.items())), logged)
         raise ConfigError(
             f"{settings}: validation logs {', '.join(logged)}; choose one of these, such as "
-            f"{remedy}. {setting('monitor', None)} tests the last weights. If the metric is only "
-            f"logged later, add {setting('num_sanity_val_steps', 0)}"
+            f"{remedy}, and its mode. {setting('monitor', None)} tests the last weights. If the "
+            f"metric is only logged later, add {setting('num_sanity_val_steps', 0)}"
         )
 
     def _find_unlogged(self, trainer: L.Trainer, logged: list[str]) -> dict[str, str]:
@@ -169,27 +147,6 @@ class MonitorCheck(L.Callback):
         return wrong
 
 
-OPPOSITES = {"min": "max", "max": "min"}
-
-
-def is_opposite(monitor: str, mode: str) -> bool:
-    """Whether a metric with this name is one of which the other end is the best."""
-    words = re.split(r"[^a-z0-9]+", monitor.lower())
-    is_score = not set(SCORES).isdisjoint(words)
-    is_loss = not set(LOSSES).isdisjoint(words)
-    # Of iou_loss nobody knows by its name alone.
-    return is_score != is_loss and is_score == (mode == "min")
-
-
-def explain_mode(callback: L.Callback, monitor: str, mode: str) -> str:
-    """The note: Lightning's default, ``min``, keeps the worst of the scores without a word."""
-    best, better = ("lowest", "higher") if mode == "min" else ("highest", "lower")
-    return (
-        f"Note: the {best} {monitor} counts as the best one; if a {better} one is better, set "
-        f"{option_of(callback, 'mode')}={OPPOSITES[mode]}"
-    )
-
-
 def option_of(callback: L.Callback, name: str) -> str:
     """The argument of a callback as the user types it; the Trainer has those of ``Checkpoints``."""
     of_trainer = isinstance(callback, Checkpoints)
@@ -203,11 +160,7 @@ def suggest_monitor(key: str, monitor: str, logged: list[str]) -> str:
     # val/iou, where validation logs val/iou_crop; their letters are not similar enough.
     longer = [name for name in logged if name.startswith(monitor)]
     nearest = [*similar, *longer, *losses, *logged][0]
-    suggestion = f"{key}={nearest}"
-    # With mode=max, which suits other metrics, the worst loss would be the best.
-    if nearest in losses and key.endswith("monitor"):
-        suggestion += f" {key.removesuffix('monitor')}mode=min"
-    return suggestion
+    return f"{key}={nearest}"
 
 
 class UnequalWeightsError(RunError):
