@@ -40,7 +40,8 @@ def test_what_differs_in_the_configuration(tmp_path: Path):
 def test_runs_that_differ_in_the_seed_are_compared_seed_by_seed(tmp_path: Path):
     one, other = [0.5, 0.75, 0.625], [0.75, 1.01, 0.895]
     rows = rows_of(*make_runs(tmp_path, a=one, b=other))
-    assert rows[""][:2] == ["a0 (n = 3)", "b0 (n = 3)"]
+    # Not a0: the names of runs have their seeds, as in a grid.
+    assert rows[""] == ["lr=97 (n = 3)", "lr=98 (n = 3)", "lr=98 (n = 3) - lr=97 (n = 3)"]
     assert rows["seeds"] == ["0, 1, 2", "0, 1, 2"]
     assert rows["model.optimizer.lr"] == ["97", "98"]
     value, _, gap = (cell.estimate for cell in rows["test/score"])
@@ -51,6 +52,18 @@ def test_runs_that_differ_in_the_seed_are_compared_seed_by_seed(tmp_path: Path):
     low, high = stats.t.interval(0.95, 2, 0.26, stats.sem([0.25, 0.26, 0.27]))
     assert gap.paired
     assert (gap.mean, gap.interval95) == pytest.approx((0.26, (high - low) / 2))
+
+
+def test_a_group_has_a_short_name_of_its_own(tmp_path: Path):
+    runs = make_runs(tmp_path, a=[0.5, 0.75], b=[0.5], c=[0.5, 0.75, 1.0])
+    assert rows_of(*runs)[""][:3] == ["lr=97 (n = 2)", "b0", "lr=99 (n = 3)"]
+    for run in runs[3:]:
+        with (run / "config.yaml").open("a") as file:
+            file.write("data: {a: 1, b: 2, c: 3}\n")
+    # A heading has three settings at most; those of a0 and b0 are the same without lr.
+    assert rows_of(*runs)[""][:3] == ["a0 (n = 2)", "b0", "a=1, b=2, c=3 (n = 3)"]
+    others = [make_run(tmp_path / f"x{n}", seed=n, lr=97, world_size=2) for n in (0, 1)]
+    assert rows_of(*runs[:3], *others)[""][:3] == ["a0 (n = 2)", "b0", "x0 (n = 2)"], "of ranks"
 
 
 def test_other_seeds_are_compared_by_their_means(tmp_path: Path):
@@ -70,6 +83,7 @@ def test_runs_of_one_configuration_and_seed_are_shown_side_by_side(tmp_path: Pat
     assert rows_of(*runs)["nothing"] == ["", ""]  # the configuration
     more = [make_run(tmp_path / f"{name}1", seed=1, score=0.5 + n) for n, name in enumerate("ab")]
     rows = rows_of(runs[0], *more, runs[1])
+    assert rows[""][:2] == ["one (n = 2)", "b1 (n = 2)"], "nothing differs"
     assert rows["runs"] == ["one, a1", "b1, two"]
     gap = rows["test/score"][2].estimate
     assert (gap.mean, gap.n, gap.paired) == (pytest.approx(0.625), 2, True)
@@ -90,7 +104,7 @@ def test_an_unfinished_run_is_no_repeat_of_finished_ones(tmp_path: Path):
     rows = rows_of(*runs)
     assert rows[""][:2] == ["a0 (n = 2)", "a1 (stopped, newest metrics)"]
     assert rows["state"] == ["finished", "stopped"]
-    assert rows["test/score"][:2] == ["0.5000 ± 0", ""], "of before it was continued"
+    assert rows["test/score"][:2] == ["0.5000 (0.5000 and 0.5000)", ""]
     assert rows["val/score"][:2] == ["", "0.7000"]
     assert (rows["tags"], rows["notes"]) == (["", "a, b"], ["", "to try"])
 
@@ -115,7 +129,7 @@ def test_a_difference_within_rounding_is_none(tmp_path: Path):
     runs = make_runs(tmp_path, a=[0.5, 0.25], b=[0.5000001, 0.2500001], c=[0.501, 0.251])
     means = marks(*runs)
     assert [mark for _, mark in means] == ["", "", "highest", "", "better"]
-    assert marks(*runs[:4])[:2] == [("0.3750 ± 1.6", "")] * 2, "neither of them is the highest"
+    assert marks(*runs[:4])[:2] == [("0.3750 (0.5000 and 0.2500)", "")] * 2, "none is best"
 
 
 def test_less_loss_or_time_and_more_speed_are_better_whatever_is_monitored(tmp_path: Path):

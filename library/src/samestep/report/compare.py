@@ -12,6 +12,7 @@ seed and an unfinished run have a column of their own. `samestep report --serve`
 import json
 import math
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.report import charts
 from samestep.report.estimates import BySeed, estimate_difference, estimate_mean
-from samestep.report.files import Run, read_run, show_value
+from samestep.report.files import Run, read_run, show, show_value
 from samestep.report.tables import Cell, Tables, as_json, print_tables
 from samestep.run import metrics, record
 
@@ -32,6 +33,7 @@ LESS_IS_BETTER = {"loss", "error", "mae", "mse", "rmse", "perplexity", "time"}
 TIMES = ("time/total_s", "time/epoch_s")
 ROUNDING = 1e-6  # relative; two sums in another order differ by less
 MACHINE = ("hostname", "cpu", "cpu_cores", "gpus")  # what decides the speed of a run
+MAX_NAMED = 3  # settings in the name of a group
 LOAD = 0.25  # of each core; with a larger difference, other programs may explain a speed
 
 
@@ -85,12 +87,14 @@ def compare(runs: Sequence[Run]) -> Tables:
     the same seeds, by the mean of the differences of each seed.
     """
     groups = group_runs(runs)
-    names = list(map(name_of, groups))
+    names = names_of(groups)
     heading = [Cell(), *map(Cell, names)]
     gaps = [Cell(f"{name} - {names[0]}") for name in names[1:]]
+    nothing = [[Cell("nothing"), *[Cell()] * len(groups)]]
     return {
         "Runs": [heading, *rows_of_facts(groups)],
-        "Configuration: what differs": [heading, *rows_of_differences(groups)],
+        # An empty table could also mean that no configuration was read.
+        "Configuration: what differs": [heading, *(rows_of_differences(groups) or nothing)],
         "Final metrics": [heading + gaps, *rows_of_metrics(groups, runs)],
     }
 
@@ -134,13 +138,29 @@ def split_seeds(values: Mapping[str, Any], status: record.Record) -> tuple[str, 
     return str(seeds), f"{others} {status.start.get('world_size')}"
 
 
-def name_of(group: Group) -> str:
-    """The name of the first run, and what a reader must know of the group."""
+def names_of(groups: Sequence[Group]) -> list[str]:
+    """A name for each group: of one run its own, of several the settings that no other group has.
+
+    The name of a run often has its seed, as in a grid, and the group has others.
+    """
+    rows = [row for row in rows_of_differences(groups) if not SEED.fullmatch(row[0])]
+    settings = []
+    for number in range(1, len(groups) + 1):
+        # More would not fit into a heading; the table of differences has all.
+        texts = [f"{row[0].rpartition('.')[2]}={row[number]}" for row in rows[:MAX_NAMED]]
+        settings.append(", ".join(texts))
+    # Without a difference all groups have this one.
+    known = ["", *settings]
+    return [name_of(group, own, known) for group, own in zip(groups, settings, strict=True)]
+
+
+def name_of(group: Group, settings: str, known: Sequence[str]) -> str:
+    """The name of a group, of which no other has the ``settings`` if they are ``known`` once."""
     first = next(iter(group.values()))
     if not first.final_metrics:
         return f"{first.name} ({first.status.state}, newest metrics)"
     if len(group) > 1:
-        return f"{first.name} (n = {len(group)})"
+        return f"{settings if known.count(settings) == 1 else first.name} (n = {len(group)})"
     return first.name
 
 
@@ -160,9 +180,6 @@ def rows_of_differences(groups: Sequence[Group]) -> list[list[Cell]]:
         _, *cells = row
         if len(set(cells)) > 1:
             different.append(row)
-    if not different:
-        # An empty table could also mean that no configuration was read.
-        return [[Cell("nothing"), *(Cell() for _ in groups)]]
     return sorted(different)
 
 
@@ -311,7 +328,7 @@ def compare_metric(name: str, groups: Sequence[BySeed], directions: Sequence[int
         groups: the values of each group.
         directions: for each group, see ``direction_of``; 0 if it cannot be judged.
     """
-    cells = [Cell.of(estimate_mean(values)) for values in groups]
+    cells = [mean_of(values) for values in groups]
     mark_extreme(cells, min(directions, key=abs))
     row = [Cell(name), *cells]
     for values, direction in zip(groups[1:], directions[1:], strict=True):
@@ -319,6 +336,17 @@ def compare_metric(name: str, groups: Sequence[BySeed], directions: Sequence[int
         mark_difference(gap, direction, scale=largest_of(values, groups[0]))
         row.append(gap)
     return row
+
+
+def mean_of(values: BySeed) -> Cell:
+    """The mean of a group with its interval; of two values, whose interval says little, both."""
+    cell = Cell.of(estimate_mean(values))
+    if len(values) != 2:
+        return cell
+    texts = " and ".join(map(show, values.values()))
+    both = Cell(f"{show(statistics.fmean(values.values()))} ({texts})")
+    both.estimate = cell.estimate
+    return both
 
 
 def largest_of(*groups: BySeed) -> float:
