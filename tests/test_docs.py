@@ -206,3 +206,14 @@ def test_an_experiment_opens_with_what_was_measured(path: Path):
     result = r"test/(accuracy|bits_per_character): mean \d\.\d+"
     for fact in (r"CPU cores|GPU", r"\d s a run", result, r"n = \d+ seeds"):
         assert re.search(fact, header), fact
+
+
+@only_in_the_template
+def test_what_a_user_gets_names_no_page_of_this_repository():
+    """Neither a copy nor an installed library has docs/."""
+    found = []
+    for folder in ("library/src", "scripts", "src", "configs", "k8s"):
+        for file in (ROOT / folder).rglob("*.*"):
+            if file.suffix in (".py", ".yaml") and re.search(r"(?<![\w./])docs/", file.read_text()):
+                found.append(file.relative_to(ROOT))
+    assert found == []

@@ -8,7 +8,7 @@ the mean over the samples of its slice, that sum is the gradient of the whole ba
 - the loss compares samples, or is a function of their mean: contrastive, Dice, RMSE.
 
 ``mean`` and ``gather_batch`` give each rank what only the whole batch has. Their gradients flow
-back to the rank whose samples they are of. docs/losses.md has a table of common losses.
+back to the rank whose samples they are of.
 
 Source of the gradient of a gathered batch: Chen et al., "A Simple Framework for Contrastive
 Learning of Visual Representations" (2020), whose loss compares all samples of all devices.

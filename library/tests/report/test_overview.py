@@ -57,11 +57,15 @@ def test_seeds_of_one_configuration_have_their_mean(tmp_path: Path):
             make_run(tmp_path / f"a{seed}", seed=seed), record.FINISHED, best=best
         )  # fmt: skip
     record.update(make_run(tmp_path / "a3", seed=3), record.STOPPED, "SIGTERM")
+    for name in ("again", "third"):
+        # Their mean would have an interval of zero.
+        record.update(make_run(tmp_path / name, seed=0, lr=0.125), record.FINISHED, best=0.5)
     make_run(tmp_path / "b", lr=0.5)
     _, runs = described(tmp_path)
     assert sorted(runs["a1"]["repeats"]) == ["a0", "a1", "a2"]
     assert runs["a1"]["mean"] == "0.6250 ± 0.31 (n = 3)"
     assert (runs["a3"]["mean"], runs["b"]["mean"], runs["b"]["repeats"]) == ("", "", [])
+    assert (runs["again"]["mean"], runs["third"]["repeats"]) == ("", [])
 
 
 def test_a_pruned_trial_says_so(tmp_path: Path):

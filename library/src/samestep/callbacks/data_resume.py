@@ -33,12 +33,12 @@ from samestep.ranks.process_group import gather
 NOTE_ON_RANKS = (
     "Note: the training data come from an ordinary DataLoader. Its batch_size counts samples per "
     "rank, and some samples are repeated to give all ranks as many. {} splits each batch instead, "
-    "which is exact on any number of ranks:"
+    "which is exact on any number of ranks."
 )
 NOTE_ON_STREAMS = (
     "Note: the training data come from an ordinary DataLoader of unknown length. Each of several "
-    "ranks sees all samples, unless your data set splits them. BatchLoader is exact on any number "
-    "of ranks:"
+    "ranks sees all samples, unless your data set splits them. samestep.BatchLoader, of a data "
+    "set with a length, is exact on any number of ranks."
 )
 NOTE_ON_OTHER_RANKS = (
     "Note: this epoch began on {} ranks, and continues on {}. The rest of it sees other samples, "
@@ -61,7 +61,7 @@ NOTE_ON_STATES = (
     "Note: the training data come from a loader with a state of its own (state_dict), and continue "
     "with it on the same number of ranks. Random transforms sample other numbers after an "
     "interruption, and what its state leaves out is lost, such as a buffer in which samples are "
-    "shuffled. BatchLoader is exact:"
+    "shuffled. samestep.BatchLoader, of a data set with a length, is exact."
 )
 NOTE_ON_STATES_OF_RANKS = (
     "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
@@ -69,11 +69,11 @@ NOTE_ON_STATES_OF_RANKS = (
 )
 NOTE_ON_SLICES = (
     "Note: the data set draws random numbers for whole batches, so they depend on the number of "
-    "ranks. BatchLoader(..., collate_fn=default_collate) draws them for each sample:"
+    "ranks. BatchLoader(..., collate_fn=default_collate) draws them for each sample."
 )
 NOTE_ON_COLLATION = (
     "Note: a collate_fn draws random numbers for whole batches, so they depend on the number of "
-    "ranks. A transform of the data set draws them for each sample:"
+    "ranks. A transform of the data set draws them for each sample."
 )
 
 
@@ -181,11 +181,11 @@ class DataResume(L.Callback):
         without_state = without_states(others)
         some_have_state = len(without_state) < len(others)
         if some_have_state:
-            yield f"{NOTE_ON_STATES} docs/contract.md"
+            yield NOTE_ON_STATES
         if trainer.world_size > 1 and not are_split(without_state):
             is_endless = trainer.num_training_batches == math.inf
             note = NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS
-            yield f"{note.format(setting('split_batches', True))} docs/contract.md"
+            yield note.format(setting("split_batches", True))
         for loader in without_state:
             if not iterates_as_torch(loader):
                 yield NOTE_ON_ITERATION.format(type(loader).__name__)
@@ -338,11 +338,11 @@ def notes_on_draws(loaders: Any) -> Iterator[str]:
     """What draws random numbers for a slice, and not for each sample, on several ranks."""
     exact = [*find_batch_loaders(loaders)]
     if any(loader.draws_by_slice() for loader in exact):
-        yield f"{NOTE_ON_SLICES} docs/contract.md"
+        yield NOTE_ON_SLICES
     # Without a split each rank has batches of its own, which another note says.
     split = [loader for loader in find_loaders(loaders) if loader in exact or are_split([loader])]
     if any(map(draws_in_collation, split)):
-        yield f"{NOTE_ON_COLLATION} docs/contract.md"
+        yield NOTE_ON_COLLATION
 
 
 def is_longer(batches: Any, num_batches: int) -> bool:

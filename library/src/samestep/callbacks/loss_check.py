@@ -55,12 +55,13 @@ class Finding(NamedTuple):
 
 
 NOTES = {
-    LOSS: "Note: the loss is not a mean over the samples: it is {facts}. {differ}. samestep.mean "
-    "and samestep.gather_batch help (docs/losses.md); {allowed}",
+    LOSS: "Note: the loss is not a mean over the samples: it is {facts}. {differ}. "
+    "samestep.mean(losses, weights) is the mean over all ranks, for class weights and masks, and "
+    "samestep.gather_batch(tensor) the whole batch, for losses that compare samples; {allowed}",
     RANDOM: "Note: each rank draws random numbers of its own in a training step{facts}. {differ}, "
     "though neither is better; {allowed}",
     STATE: "Note: a training step changes {facts} by the samples that it has. {differ}. "
-    "samestep.gather_batch helps (docs/losses.md); {allowed}",
+    "samestep.gather_batch(tensor) gives it those of all ranks; {allowed}",
     BATCH_NORM: "Note: {facts} each slice of a batch by itself. {differ}. Group norm and layer "
     "norm do not, nor does {sync} on GPUs; {allowed}",
 }

@@ -125,7 +125,7 @@ class SliceWeighting(L.Callback):
         if others or not isinstance(order, GlobalBatchSampler):
             raise ConfigError(
                 f"{option('shares')}: an ordinary DataLoader, or several loaders, give every rank "
-                "the same share; use one samestep.data.loader.BatchLoader (docs/contract.md), or "
+                "the same share; use one samestep.BatchLoader, or "
                 f"{setting('shares', 'equal')}"
             )
         self.asked = asked

@@ -116,8 +116,8 @@ def predict(model: Any, data: Any, run_dir: Path, accelerator: str) -> list[Any]
     owner = data or model
     if not is_overridden("predict_dataloader", owner):
         raise ConfigError(
-            f"{run_dir}: {type(owner).__name__} has no predict_dataloader; write one, and a "
-            "predict_step of the model, as in Lightning's documentation: docs/tasks.md"
+            f"{run_dir}: {type(owner).__name__} has no predict_dataloader; write one, which "
+            "reads the files in self.predict_files, and a predict_step of the model"
         )
     name_arguments_of_loaders()
     trainer = make_trainer(run_dir, accelerator)

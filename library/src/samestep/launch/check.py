@@ -67,7 +67,9 @@ def notes(cfg: DictConfig) -> Iterator[str]:
     if folder and source is not None:
         yield (
             f"data={cfg.choices.data}: the pods do not download it; {place}={source} must have "
-            f"{folder} before the run starts; docs/data.md says how to fill it"
+            f"{folder} before the run starts: `python scripts/prepare_data.py "
+            f"data={cfg.choices.data} data.root=DIR` downloads it into a folder, and `samestep "
+            f"launch --data cluster=k8s data={cfg.choices.data}` into a volume of Kubernetes"
         )
 
 
@@ -75,8 +77,8 @@ def check_examples(cfg: DictConfig) -> Iterator[str]:
     """Yield the values that are only examples, so that no run can be submitted with them."""
     if str(cfg.cluster.get("image")).startswith(EXAMPLE_REGISTRY):
         yield (
-            f"cluster.image={cfg.cluster.image}: is only an example; build and push an image as "
-            "docs/clusters/README.md says, and name it"
+            f"cluster.image={cfg.cluster.image}: is only an example; build and push an image, "
+            "`docker build -t IMAGE . && docker push IMAGE`, and name it by cluster.image=IMAGE"
         )
 
 

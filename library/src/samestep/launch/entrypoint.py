@@ -3,8 +3,8 @@
 python -m samestep.launch.entrypoint [options of torchrun] [overrides of train.py]
 python -m samestep.launch.entrypoint --nnodes=2 --nproc-per-node=1 --master-addr=node-0 cluster=k8s
 
-Options that are not given are read from the variables that the cluster's controller sets;
-docs/clusters/entrypoint.md lists them. Exit codes: 0 finished, 1 error, 2 invalid config,
+Options that are not given are read from the variables that the cluster's controller sets, as
+``samestep.node.cluster_environment`` lists them. Exit codes: 0 finished, 1 error, 2 invalid config,
 137 killed (out of memory?), 143 stopped by SIGTERM.
 """
 

@@ -17,7 +17,8 @@ def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Manifest]:
     if cfg.cluster.name != "k8s":
         raise ConfigError(
             f"cluster={cfg.cluster.name} --data: only cluster=k8s fills a volume, also for "
-            "the other clusters on Kubernetes; docs/data.md says how to fill other volumes"
+            "the other clusters on Kubernetes; elsewhere type `python scripts/prepare_data.py "
+            "data.root=DIR` where DIR of the volume is mounted"
         )
     if cfg.cluster.volume is None:
         raise ConfigError("cluster.volume=null: --data fills a volume; name its claim")

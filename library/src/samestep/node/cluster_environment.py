@@ -1,7 +1,7 @@
 """Which node this is: from torchrun's options, and the variables of the cluster that started it.
 
-Every cluster numbers its containers in variables of its own. ``read_node`` reads them all;
-docs/clusters/entrypoint.md has the table. It changes nothing, so its tests need no cluster.
+Every cluster numbers its containers in variables of its own. ``read_node`` reads them all.
+It changes nothing, so its tests need no cluster.
 """
 
 import re

@@ -119,16 +119,19 @@ def group_repeats(
 ) -> dict[str, tuple[list[str], str]]:
     """For each finished run that has repeats, their names and the mean of their best values.
 
-    Repeats differ in their seeds only. A run is one of its own.
+    Repeats differ in their seeds only. A run is one of its own, and a second one of the same seed
+    is none: equal seeds share their noise.
     """
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], dict[str, str]] = {}
     for name, status in found.items():
         # The best value of a run that is not over may still improve.
         if status.state == record.FINISHED and status.best is not None:
-            _, others = compare.split_seeds(known[name].values, status)
-            groups.setdefault((others, status.monitor), []).append(name)
+            seeds, others = compare.split_seeds(known[name].values, status)
+            # Of one seed the newest, which comes first.
+            groups.setdefault((others, status.monitor), {}).setdefault(seeds, name)
     repeats: dict[str, tuple[list[str], str]] = {}
-    for names in groups.values():
+    for by_seed in groups.values():
+        names = [*by_seed.values()]
         if len(names) > 1:
             repeats |= dict.fromkeys(names, (names, show_mean(names, found)))
     return repeats
