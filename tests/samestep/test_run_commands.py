@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from samestep import evaluate, export, predict
-from samestep.command_line import call
+from samestep.command_line import Parser, call, find_run
 from samestep.errors import ConfigError
-from samestep.report import live
+from samestep.report import compare, live
 from samestep.run import upload
 from samestep.run.checkpoint import AtomicCheckpointIO
 from tests.conftest import ROOT, run
@@ -63,8 +63,21 @@ def test_what_is_wrong_is_said_with_a_remedy(
     assert error.count("\n") == 1
 
 
+@pytest.mark.usefixtures("clone")
+def test_a_run_is_found_by_its_name() -> None:
+    parser = Parser("samestep evaluate", None)
+    parser.add_run_dir()
+    assert parser.parse(["3"]).run_dir == parser.read_run_dir("3") == Path("runs/3")
+    assert parser.parse(["runs/3"]).run_dir == Path("runs/3")
+    assert compare.find_runs([find_run("3"), find_run("runs/4")]) == [
+        Path("runs/3").resolve(), Path("runs/4").resolve(),
+    ]  # fmt: skip
+    Path("3").mkdir()
+    assert find_run("3") == Path("3"), "what is typed is a path first"
+
+
 @pytest.mark.parametrize("script", MAINS)
-@pytest.mark.parametrize("words", [[], ["runs/9"]])
+@pytest.mark.parametrize("words", [[], ["runs/9"], ["nowhere"]])
 @pytest.mark.usefixtures("clone")
 def test_if_there_is_no_such_run_the_newest_are_named(
     script: str, words: list[str], capsys: pytest.CaptureFixture[str]

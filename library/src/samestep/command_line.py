@@ -17,7 +17,8 @@ from samestep.ranks import environment, failure
 
 TEXT_WIDTH = 100  # columns of the help texts in the code
 EXIT_CODES = "Exit codes: 0 done, 1 error, 2 invalid arguments or configuration."
-RUN_DIR = "directory of the run, such as runs/mine"
+RUNS = Path("runs")  # where runs are, unless run_root or run_dir says otherwise
+RUN_DIR = "directory of the run, such as runs/mine, or its name in runs"
 
 
 class Parser(argparse.ArgumentParser):
@@ -165,14 +166,21 @@ def expand_home(word: str) -> str:
     return word
 
 
+def find_run(text: str) -> Path:
+    """The path of a run, or of a folder of runs: as typed, or by its name in ``runs``."""
+    # The first, unless only the second exists.
+    return max((Path(text), RUNS / text), key=Path.exists)
+
+
 def check_run_dir(text: str) -> Path:
     """The path, if it is the directory of a run; otherwise an error that names the newest runs."""
     try:
-        if text and (Path(text) / "config.yaml").exists():
-            return Path(text)
+        run_dir = find_run(text)
+        if text and (run_dir / "config.yaml").exists():
+            return run_dir
     except OSError as error:  # such as a name that is too long, or a folder that is not ours
         raise argparse.ArgumentTypeError(f"{text[:80]}: {error.strerror}") from error
-    runs = sorted(Path("runs").glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime)
+    runs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime)
     newest = "".join(f"\n  {path.parent}" for path in runs[:3])
     hint = f"the newest are{newest}" if runs else "python train.py makes one in runs/"
     if text.startswith("run=") and Path(text.removeprefix("run=")).is_dir():

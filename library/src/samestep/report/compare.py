@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from samestep.command_line import Parser
+from samestep.command_line import Parser, find_run
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.report import charts
@@ -45,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
     """Print the comparison of several runs."""
     parser = Parser("samestep compare", __doc__)
     parser.usage = f"{parser.prog} [options] run run [run ...]"
-    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of runs")
+    text = "run directories, or folders of runs; or their names in runs"
+    parser.add_argument("runs", nargs="+", type=find_run, help=text)
     parser.add_json()
     arguments = parser.parse(argv)
     environment.limit_threads()
