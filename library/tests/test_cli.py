@@ -62,6 +62,7 @@ for line in sys.argv[1:]:
 """
 INVALID = {
     "lunch": "samestep lunch: no such command; choose from run, doctor, evaluate, ",
+    "resume mine": "samestep resume: no such command; a run continues when its ",
     "runs --jsn": "samestep runs: --jsn: no such option; did you mean --json?",
     "runs nowhere": "nowhere is no folder",
     "compare nowhere": "nowhere: no such run",

@@ -43,6 +43,13 @@ COMMANDS = {
     "completion": Command("samestep.completion:main", "print the completion for a shell"),
 }
 
+HINTS = dict.fromkeys(
+    ("continue", "resume"),
+    "a run continues when its command is repeated: RUN_ID=NAME python train.py, or python "
+    "script.py with the same run_dir",
+)
+"""What those type whose other programs have a command for it."""
+
 
 def main() -> NoReturn:
     """Do what the command line says, and exit."""
@@ -67,7 +74,8 @@ def command() -> int:
         print(f"samestep {version('samestep')}")
         return 0
     if name not in COMMANDS:
-        raise ConfigError(f"samestep {name}: no such command; choose from {', '.join(COMMANDS)}")
+        hint = HINTS.get(name, f"choose from {', '.join(COMMANDS)}")
+        raise ConfigError(f"samestep {name}: no such command; {hint}")
     chosen = COMMANDS[name]
     module, _, function = chosen.main.partition(":")
     asks_for_help = "-h" in argv or "--help" in argv

@@ -260,6 +260,8 @@ def test_flags_and_overrides():
         (["--shell-completion"], "--shell-completion: add install=bash"),
         (["--resolve"], "--resolve: only together with --cfg"),
         (["--config-dir", "elsewhere"], "--config-dir: no such option"),
+        (["--resume", "runs/mine"], "--resume: no such option; a run continues by its name: "),
+        (["--ckpt-path=a"], "a run continues by its name: repeat the command with RUN_ID=NAME"),
     ],
 )
 def test_wrong_flags_are_rejected(argv, message):

@@ -3,6 +3,7 @@
 Torch is imported where training begins: help and errors answer before.
 """
 
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from samestep.hydra.front_end import topology_of
 from samestep.hydra.overrides import rewrite_overrides
 from samestep.hydra.program import compose_run
 from samestep.hydra.project import configs_folder, project_folder
+from samestep.hydra.schema import OF_RUN
 from samestep.node import agent
 from samestep.ranks import environment, failure
 
@@ -67,8 +69,8 @@ class OverrideParser(Parser):
         try:
             check([override])
         except ConfigError as error:
-            _, has_hint, hint = str(error).partition("did you mean ")
-            return f"did you mean {hint}" if has_hint else super().hint(option, words)
+            hint = re.search(f"did you mean .*|{OF_RUN}", str(error))
+            return hint[0] if hint else super().hint(option, words)
         return f"did you mean {override}?"
 
 

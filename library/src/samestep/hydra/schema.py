@@ -43,6 +43,7 @@ TYPES = {
     dict: "a group of keys",
 }
 OF_CHECKPOINTS = ("ckpt_path", "resume_from_checkpoint", "resume")  # of other projects
+OF_RUN = "a run continues by its name: repeat the command with RUN_ID=NAME"
 AMBIGUOUS = ("name", "mode", "seed", "url")  # names that things of several groups have
 Fault = tuple[str, str]  # a full key, and a line that names the key, its value and the remedy
 Value = TypeVar("Value")
@@ -165,7 +166,7 @@ def _hint(
     if top in OVERLAYS:
         return "its file must begin with # @package _global_"
     if key.split(".")[-1] in OF_CHECKPOINTS:
-        return "a run continues by its name: repeat the command with RUN_ID=NAME"
+        return OF_RUN
     choice = rest.split(".")[0]
     if top in COLLECTIONS and choice in groups.get(top, ()):
         return f"its file is not chosen; add {top}={choice}"
