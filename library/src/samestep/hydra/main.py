@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import hydra
@@ -25,6 +26,7 @@ from samestep.hydra.project import configs_folder, project_folder
 from samestep.hydra.schema import OF_RUN
 from samestep.node import agent
 from samestep.ranks import environment, failure
+from samestep.run import lock
 
 Result = TypeVar("Result")
 Train = Callable[[DictConfig, list[str]], object]
@@ -48,6 +50,9 @@ def main(train: Train) -> int:
             return run_with_hydra(train, flags)
         cfg = compose_run(flags.overrides)
         num_processes = agent.num_processes(*topology_of(cfg))
+        # Other ranks come when the first may have locked it.
+        if environment.rank() == 0:
+            lock.note_owner(Path(cfg.run_dir))
         if num_processes > 1:
             program = [str(project_folder() / "train.py"), *flags.overrides]
             return agent.start(program, num_processes, run_id=cfg.run_id)

@@ -51,6 +51,22 @@ def acquire(run_dir: Path) -> None:
     )
 
 
+def note_owner(run_dir: Path) -> None:
+    """Print which process trains in the run directory, if one does.
+
+    For a program that has not imported torch: ``acquire`` comes much later, and then waits.
+    """
+    if is_held(run_dir):
+        # The owner may remove the directory just now.
+        with suppress(FileNotFoundError):
+            owner = (run_dir / FILE).read_text()
+            print(
+                f"Note: {run_dir} is in use by {owner}; this start waits for it, until {TIMEOUT_S} "
+                "s after its imports; RUN_ID=<another name> starts another run",
+                flush=True,
+            )
+
+
 def _try_lock(file: int, path: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
