@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from library.tests.kit import Clock
 from library.tests.programs import PATIENCE_S, environment, until
 from samestep.verify.experiments import IDENTICAL, STOPPED_WITHIN, Cell, Experiments, Settings
 from samestep.verify.main import main
@@ -128,6 +129,26 @@ def test_only_experiments_that_take_place_are_counted(folder: Path, monkeypatch)
     experiments.names = lambda: ["undisturbed", STOPPED_WITHIN]  # type: ignore[method-assign]
     experiments.run()
     assert shown == ["undisturbed ...", "[1/1] undisturbed: identical (0 s)"]
+
+
+def test_after_the_first_run_it_says_how_long_the_others_take(folder: Path, monkeypatch):
+    shown: list[str] = []
+    clock = Clock()
+
+    def run_undisturbed() -> Cell:
+        clock.sleep(20)
+        return Cell(IDENTICAL)
+
+    experiments = Experiments(Settings([], folder, str, jobs=2), shown.append)
+    monkeypatch.setattr("samestep.verify.experiments.time", clock)
+    monkeypatch.setattr(experiments, "_run_undisturbed", run_undisturbed)
+    monkeypatch.setattr(experiments, "_choose_place", lambda name: None)
+    cells = dict.fromkeys(experiments.names(), Cell(IDENTICAL))
+    monkeypatch.setattr(experiments, "_tasks_for", lambda wanted: [lambda: cells])
+    experiments.run()
+    assert shown[1:] == [
+        "[1/6] undisturbed: identical (20 s)", "9 more programs of 20 s, 2 at once: about 2 min",
+    ]  # fmt: skip
 
 
 @pytest.mark.program

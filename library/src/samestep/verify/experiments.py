@@ -9,6 +9,7 @@
 ``ranks, SIGTERM``       several ranks that are stopped, against several that are not
 """
 
+import math
 import re
 import signal
 import time
@@ -188,6 +189,7 @@ class Experiments:
         if not is_useful:
             # The other cells would only repeat what stopped this run.
             return dict.fromkeys(wanted, undisturbed)
+        self._show_estimate(time.monotonic() - started, is_again=AGAIN in wanted)
         cells = {UNDISTURBED: undisturbed}
         for found in self._run_tasks(self._tasks_for(wanted)):
             cells |= found
@@ -228,6 +230,16 @@ class Experiments:
         seconds = time.monotonic() - started
         self._num_done += 1
         self.show(f"[{self._num_done}/{self._num_wanted}] {name}: {cell.word} ({seconds:.0f} s)")
+
+    def _show_estimate(self, seconds: float, *, is_again: bool) -> None:
+        """Say how long the other experiments take; ``seconds`` is how long the first one did."""
+        # Two for each: a run that is harmed has a second program, and several ranks are compared
+        # with a program of 64 bits.
+        num = 2 * (self._num_wanted - 1) - is_again
+        if num:
+            minutes = math.ceil(seconds * num / self.settings.jobs / 60)
+            at_once = f"{self.settings.jobs} at once"
+            self.show(f"{num} more programs of {seconds:.0f} s, {at_once}: about {minutes} min")
 
     # -- Runs --------------------------------------------------------------------------------------
 
