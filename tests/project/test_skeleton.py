@@ -84,8 +84,9 @@ def test_any_model_predicts_by_its_own_step(run_dir: Path, tmp_path: Path, capsy
     assert call(lambda: predict.main([*words, str(tmp_path / "out.csv")])) == 0
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 4
     assert call(lambda: predict.main([*words, str(tmp_path / "out.pt")])) == 0
+    # As docs/use.md says: an entry for each batch, as predict_step gave it.
     (batch,) = torch.load(tmp_path / "out.pt")
-    torch.testing.assert_close(batch.flatten(), wanted)
+    torch.testing.assert_close(batch, wanted[:, None])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert call(lambda: predict.main([*words, "out.parquet"])) == 2
     assert "--output out.parquet: needs pyarrow; `pip install pyarrow`" in capsys.readouterr().err

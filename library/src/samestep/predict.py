@@ -72,7 +72,7 @@ def parse(argv: Sequence[str]) -> Namespace:
     parser.add_accelerator()
     text = "of stdout; default: csv"
     parser.add_argument("--format", choices=["csv", "json"], default="csv", help=text)
-    text = "write .csv, .parquet, or .pt for tensors of any shape; default: print"
+    text = "write .csv, .parquet, or .pt with a list of what each batch gave; default: print"
     parser.add_argument("--output", type=Path, metavar="FILE", help=text)
     parser.add_data()
     arguments = parser.parse(argv)
