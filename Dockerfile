@@ -3,7 +3,7 @@
 #   docker build -t project:1 .     # or podman build, buildah bud --layers; Docker before 23 needs DOCKER_BUILDKIT=1
 #
 # --build-arg REVISION=COMMIT                 runs record it in run.json, as there is no git in the image
-# --build-arg EXTRAS="python-etcd s3fs"       packages beyond requirements.lock, such as mlflow-skinny
+# --build-arg EXTRAS="--extra s3"             extras of pyproject.toml; without it those for cluster=elastic and s3:// addresses
 # --build-arg BASE_IMAGE=...                  any base with Python 3.11 to 3.14; what Debian 12 or Ubuntu 24.04 lack of it, apt brings
 # --secret id=pip.conf,src=pip.conf           names a private package index; the image does not keep the file. With
 #   --volume /etc/ssl/certs:/run/certs:ro     (podman, buildah) it may say cert = /run/certs/ca-certificates.crt
@@ -21,26 +21,22 @@ RUN { python3 -m venv /opt/venv && test -s /etc/ssl/certs/ca-certificates.crt; }
       sys.exit(not (3, 11) <= v < (3, 15) and f"BASE_IMAGE has Python {v[0]}.{v[1]}; it must be 3.11 to 3.14")'
 ENV PATH=/opt/venv/bin:$PATH
 
-# During the build only: pip keeps no cache, and a secret may name another package index.
-ARG PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONFIG_FILE=/run/secrets/pip.conf
+# During the build only: pip and uv keep no cache, and a secret may name another package index.
+ARG UV_COMPILE_BYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONFIG_FILE=/run/secrets/pip.conf
 
-# 6 GB, which only a new lock file installs again. First what installs and builds the others.
-COPY requirements.lock ./
+# 6 GB, which only a change of these files installs again. EXTRAS are those of pyproject.toml.
+COPY requirements.lock pyproject.toml ./
+COPY scripts/packages.sh scripts/
+COPY library/pyproject.toml library/
+ARG EXTRAS="--extra elastic --extra s3"
 RUN --mount=type=secret,id=pip.conf \
-    sed -n '/^pip==/,/# via/p; /^setuptools==/,/# via/p' requirements.lock > /tmp/tools.lock && \
-    pip install --require-hashes -r /tmp/tools.lock && rm /tmp/tools.lock && \
-    pip install --no-build-isolation --require-hashes -r requirements.lock
-
-# For cluster=elastic, and for s3:// addresses. More of what requirements-dev.lock has, by name.
-ARG EXTRAS="python-etcd s3fs"
-COPY requirements-dev.lock ./
-RUN --mount=type=secret,id=pip.conf \
-    pip install --no-build-isolation --require-hashes -c requirements-dev.lock ${EXTRAS}
+    PYTHON=/opt/venv/bin/python sh scripts/packages.sh sync $EXTRAS
 
 # Readable for every user, written by none; a new volume takes over the modes of runs and data.
 COPY . ./
-RUN pip install --no-build-isolation --no-deps -r samestep.txt && \
-    chmod -R a+rX . && python -m compileall -q src library && install -d -m 1777 runs data
+RUN --mount=type=secret,id=pip.conf \
+    PYTHON=/opt/venv/bin/python sh scripts/packages.sh own && \
+    chmod -R a+rX . && python -m compileall -q . && install -d -m 1777 runs data
 
 # A user without a name or a home, and a root file system that is read-only.
 ENV PYTHONPATH=/workspace/src:/workspace PYTHONUNBUFFERED=1 HOME=/tmp USER=project

@@ -1,15 +1,9 @@
-# Everything runs in .venv. It is installed once from the lock files, and again when they change.
-# A stamp file is removed before an installation and written after it, so that an installation that
-# was interrupted starts again from the beginning.
+# Everything runs in .venv. It is installed once, with the versions of requirements.lock, and brought up to date when that file
+# or pyproject.toml changes.
 
 PYTHON ?= python3
 ARGS ?=
-# Shows its progress on a terminal, and only errors elsewhere.
-PIP = .venv/bin/python -m pip install $(if $(MAKE_TERMOUT),,-qq)
-# The same by uv, or by pip where there is no uv.
-INSTALL = .venv/bin/python scripts/install.py
-
-export PIP_DISABLE_PIP_VERSION_CHECK = 1
+PACKAGES = PYTHON=.venv/bin/python sh scripts/packages.sh
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -42,38 +36,36 @@ format: .venv/dev.stamp ## rewrite the code in the project's style
 	.venv/bin/python -m ruff check --fix
 	.venv/bin/python -m ruff format
 
-lock: .venv/dev.stamp ## write the lock files after a change in pyproject.toml, or ARGS=--upgrade
-	$(LOCK) --output-file requirements.lock
-	$(LOCK) --output-file requirements-dev.lock --all-extras --constraint requirements.lock
-
-LOCK = .venv/bin/python -m uv pip compile pyproject.toml --group build --quiet $(ARGS) --universal \
-	--python-version 3.11 --fork-strategy fewest --generate-hashes --no-emit-index-url --no-emit-package samestep \
-	--annotation-style line --custom-compile-command 'make lock'
+lock: .venv/place.stamp ## write requirements.lock after a change in pyproject.toml, or ARGS=--upgrade
+	$(PACKAGES) lock $(ARGS)
 
 # The stamp holds the path of this folder: a .venv that was copied or moved still points at its old
 # place, so it is installed again.
-ifneq ($(shell test -x .venv/bin/python && cat .venv/train.stamp 2>/dev/null),$(CURDIR))
-.PHONY: .venv/train.stamp
+ifneq ($(shell test -x .venv/bin/python && cat .venv/place.stamp 2>/dev/null),$(CURDIR))
+.PHONY: .venv/place.stamp
 endif
 
-# pip installs what installs the rest. One package, which Hydra needs, comes as source only. Its build
-# tool, setuptools, is locked too and must be there before. A lock names all packages: --no-deps.
-.venv/train.stamp: requirements.lock
+.venv/place.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null || \
 	{ echo 'Needs Python 3.11 to 3.14, and $(PYTHON) is not: make PYTHON=python3.12 ...' >&2; exit 1; }
-	@echo 'Installing into .venv, once: 1 to 4 minutes, 6 GB ...'
-	@rm -f .venv/*.stamp
 	@$(PYTHON) -m venv --clear .venv
-	@sed -n '/^setuptools==/,/# via/p' $< | $(PIP) --require-hashes -r /dev/stdin
-	@sed -n '/^uv==/,/# via/p' $< | $(PIP) --only-binary uv --require-hashes -r /dev/stdin 2>/dev/null || \
-	echo 'There is no uv for this machine; pip installs the rest, which takes minutes ...'
-	@$(INSTALL) --no-build-isolation --no-deps --require-hashes -r $<
-	@$(INSTALL) --no-build-isolation --no-deps -r samestep.txt -e .
 	@echo '$(CURDIR)' > $@
 
-.venv/dev.stamp: requirements-dev.lock .venv/train.stamp
-	@echo 'Installing the development tools into .venv, once ...'
-	@rm -f .venv/*.stamp
-	@$(INSTALL) --no-build-isolation --no-deps --require-hashes -r $<
-	@echo '$(CURDIR)' > .venv/train.stamp
-	@touch $@
+.venv/train.stamp .venv/dev.stamp: .venv/place.stamp pyproject.toml requirements.lock $(wildcard vendor/*.whl)
+
+# The stamps go before an installation and come back after it: one that was interrupted starts over, in a new .venv.
+define INSTALL
+@echo 'Installing into .venv: at first 1 to 4 minutes, 6 GB ...'
+@rm -f .venv/*.stamp
+@$(PACKAGES) sync
+endef
+
+.venv/train.stamp:
+	$(INSTALL)
+	@$(PACKAGES) own
+	@echo '$(CURDIR)' | tee .venv/place.stamp > $@
+
+.venv/dev.stamp:
+	$(INSTALL) --extra dev
+	@$(PACKAGES) own
+	@echo '$(CURDIR)' | tee .venv/place.stamp .venv/train.stamp > $@

@@ -55,8 +55,8 @@ import json, sys
 git = json.load(open(sys.argv[1]))["starts"][0]["git"]
 print("revision:", git["commit"])' "$work/runs/one/run.json"
 
-# With flytekit among the EXTRAS: the workflow too, as a task of Flyte starts it, without our entry point.
-case "$*" in *flytekit*)
+# With flyte among the EXTRAS: the workflow too, as a task of Flyte starts it, without our entry point.
+case "$*" in *"extra flyte"*)
     contained --entrypoint pyflyte --env FLYTE_OVERRIDES='["cluster=flyte", "trainer.accelerator=cpu"]' "$IMAGE" \
         run scripts/flyte_workflow.py training --hyperparameters '{"epochs": 1}' ;;
 esac

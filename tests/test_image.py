@@ -91,7 +91,7 @@ PRIVATE = (
     "src/project.egg-info/PKG-INFO",
 )  # fmt: skip
 FOLDERS = ("src", "library", "configs", "examples", "k8s", "scripts")
-FILES = ("train.py", "requirements.lock", "requirements-dev.lock", "samestep.txt", "LICENSE")
+FILES = ("train.py", "requirements.lock", "pyproject.toml", "LICENSE")
 
 
 def test_the_context_is_the_code_and_nothing_private(checkout: Path):
@@ -105,21 +105,13 @@ def test_the_context_is_the_code_and_nothing_private(checkout: Path):
     assert sum((checkout / name).stat().st_size for name in sent) < 2_500_000
 
 
-def test_every_package_comes_by_its_hash():
-    installs = re.findall(r"pip install .*?(?=&&|$)", " && ".join(all_of("RUN")))
-    *installs, library = installs
-    assert "--no-deps -r samestep.txt" in library  # a folder, or one commit of a repository
-    assert len(installs) == 3
-    for command in installs:
-        assert "--require-hashes" in command
-    for command in installs[1:]:  # the first installs what builds the others
-        assert "--no-build-isolation" in command
-
-
 def test_a_change_of_the_code_installs_no_package_again():
+    """All come from scripts/packages.sh, which insists on their hashes."""
     names = [f"{name} {rest}" for name, rest in instructions()]
+    assert [line for line in names if re.search(r"\b(pip|uv) install", line)] == []
+    (installs,) = [index for index, line in enumerate(names) if "packages.sh sync" in line]
     copies = names.index("COPY . ./")
-    assert max(index for index, line in enumerate(names) if "-hashes" in line) < copies
+    assert installs < copies
     # The number of the commit is in a later layer, so that another commit keeps the packages.
     assert min(index for index, line in enumerate(names) if "REVISION" in line) > copies
 
@@ -128,7 +120,7 @@ def test_the_image_holds_no_secret_and_no_address():
     assert [rest for _, rest in instructions() if "://" in rest] == []
     assert [name for name in settings("ENV") | settings("ARG") if SECRET.search(name)] == []
     for line in all_of("RUN"):
-        if "--require-hashes" in line:
+        if "packages.sh" in line:
             assert line.startswith("--mount=type=secret,id=pip.conf ")
     assert settings("ARG")["PIP_NO_CACHE_DIR"] == "1"
 

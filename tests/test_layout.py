@@ -369,8 +369,8 @@ def test_a_folder_says_in_which_order_to_read_it(folder: Path):
     assert [name for name in sorted(names) if f"``{name}``" not in text] == []
 
 
-LONG_SCRIPTS = {"new.py", "rename.py", "flyte_workflow.py", "install.py"}
-"""Tools that write files or install packages themselves, and the workflow of Flyte."""
+LONG_SCRIPTS = {"new.py", "flyte_workflow.py"}
+"""A tool that writes files itself, and the workflow of Flyte."""
 MAX_LINES = 55  # about 40, and the help text
 
 

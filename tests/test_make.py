@@ -18,7 +18,7 @@ PYTHON = """#!/bin/sh
 echo "$*" >> "$LOG"
 case "$*" in "-m venv --clear .venv")
     rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python;; esac
-case "$*" in *"$BREAKS_AT") kill -9 $$;; esac
+case "$*" in "-m pip config list") exit;; *"$BREAKS_AT"*) kill -9 $$;; esac
 """
 
 
@@ -27,8 +27,9 @@ class Clone:
 
     def __init__(self, root: Path):
         self.root = root
-        for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-dev.lock"):
-            shutil.copy(ROOT / name, root)
+        (root / "scripts").mkdir()
+        for name in ("Makefile", "pyproject.toml", "requirements.lock", "scripts/packages.sh"):
+            shutil.copy(ROOT / name, root / name)
         (root / "python3").write_text(PYTHON)
         (root / "python3").chmod(0o755)
 
@@ -54,83 +55,80 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path / "clone")
 
 
+STEPS = {
+    "-m venv": "venv",
+    "-m pip install": "tools",
+    "-m uv pip compile": "choose",
+    "-m uv pip sync": "sync",
+    "-m uv pip install": "own",
+}
+
+
 def installs(commands: list[str]) -> list[str]:
-    return [line.split()[-1] for line in commands if "-m venv" in line or is_install(line)]
-
-
-def is_install(line: str) -> bool:
-    return line.startswith(("-m pip install ", "scripts/install.py "))
+    """The steps of an installation; what the development tools need is in capitals."""
+    found = []
+    for line in commands:
+        for command, step in STEPS.items():
+            if line.startswith(command):
+                found.append(step.upper() if "--extra dev" in line else step)
+    return found
 
 
 PYTEST = "-m pytest --dist worksteal"
 LEVELS = ["test", "test-programs", "test-all"]
 TEST = f"{PYTEST} -n 3 -m not program and not nightly"
-FRESH = [".venv", "/dev/stdin", "/dev/stdin", "requirements.lock", "."]
+UPDATE = ["tools", "choose", "sync", "tools", "own"]
+UPDATE_DEV = ["tools", "CHOOSE", "sync", "tools", "own"]
 
 
 def test_train_installs_once(clone: Clone):
     done, commands = clone.make("train")
     assert done.returncode == 0, done.stderr
-    assert "Installing into .venv, once" in done.stdout
-    assert installs(commands) == FRESH
+    assert "Installing into .venv" in done.stdout
+    assert installs(commands) == ["venv", *UPDATE]
     assert commands[-1] == "train.py"
     assert clone.make("train")[1] == ["train.py"]
 
 
 def test_nothing_is_installed_without_a_hash_but_the_repository_itself(clone: Clone):
-    found = [line for line in clone.make("test")[1] if is_install(line)]
-    assert len(found) == 5
+    found = [line for line in clone.make("test")[1] if re.search(r" (install|sync) ", line)]
+    assert len(found) == 4
     for line in found:
-        assert "--require-hashes" in line or "--no-deps -r samestep.txt -e ." in line
+        assert "--require-hashes" in line or "--no-deps" in line
         assert "--no-build-isolation" in line or "/dev/stdin" in line
-
-
-def test_pip_installs_where_there_is_no_uv(clone: Clone):
-    done, commands = clone.make(
-        "train", breaks_at="--only-binary uv --require-hashes -r /dev/stdin"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "There is no uv for this machine; pip installs the rest" in done.stdout
-    assert installs(commands) == FRESH
-    assert commands[-1] == "train.py"
 
 
 def test_test_adds_to_what_train_installed(clone: Clone):
     clone.make("train")
     commands = clone.make("test")[1]
-    assert installs(commands) == ["requirements-dev.lock"]
+    assert installs(commands) == UPDATE_DEV
     assert clone.make("test")[1] == [TEST]
     assert clone.make("train")[1] == ["train.py"]
 
 
-@pytest.mark.parametrize("breaks_at", ["/dev/stdin", "requirements.lock", "."])
-def test_an_install_that_broke_off_starts_over(clone: Clone, breaks_at: str):
-    done, commands = clone.make("train", breaks_at=breaks_at)
+@pytest.mark.parametrize("target", ["train", "test"])
+@pytest.mark.parametrize("breaks_at", ["-m pip install", "-m uv pip sync", "-m uv pip install"])
+def test_an_install_that_broke_off_starts_over(clone: Clone, target: str, breaks_at: str):
+    if target == "test":
+        clone.make("train")
+    done, commands = clone.make(target, breaks_at=breaks_at)
     assert done.returncode == 2
-    assert installs(commands)[-1] == breaks_at
-    assert installs(clone.make("train")[1]) == FRESH
+    assert installs(commands)[-1] == STEPS[breaks_at]
+    assert installs(clone.make("train")[1]) == ["venv", *UPDATE]
 
 
-def test_development_tools_that_broke_off_leave_no_environment_to_trust(clone: Clone):
-    clone.make("train")
-    done, _ = clone.make("test", breaks_at="requirements-dev.lock")
-    assert done.returncode == 2
-    assert installs(clone.make("train")[1]) == FRESH
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("requirements.lock", [*FRESH, "requirements-dev.lock"]),
-        ("requirements-dev.lock", ["requirements-dev.lock"]),
-        ("pyproject.toml", []),
-    ],
-)
-def test_a_changed_lock_is_installed(clone: Clone, name: str, expected: list[str]):
+@pytest.mark.parametrize("name", ["requirements.lock", "pyproject.toml", "vendor/tiny-1.whl"])
+def test_what_has_changed_is_installed(clone: Clone, name: str):
+    (clone.root / "vendor").mkdir()
+    (clone.root / "vendor/tiny-1.whl").touch()
     clone.make("test")
     for path in [*clone.root.glob("*.*"), *clone.root.glob(".venv/*.stamp")]:
-        os.utime(path, (1_000, 1_000 if path.name != name else 2_000))
-    assert installs(clone.make("test")[1]) == expected
+        os.utime(path, (1_000, 1_000))
+    os.utime(clone.root / "vendor/tiny-1.whl", (1_000, 1_000))
+    assert installs(clone.make("test")[1]) == []
+    os.utime(clone.root / name, (2_000, 2_000))
+    assert installs(clone.make("test")[1]) == UPDATE_DEV
+    assert installs(clone.make("test")[1]) == []
 
 
 def test_a_copied_or_damaged_environment_is_not_trusted(clone: Clone, tmp_path: Path):
@@ -138,9 +136,16 @@ def test_a_copied_or_damaged_environment_is_not_trusted(clone: Clone, tmp_path: 
     clone.root = shutil.copytree(
         clone.root, tmp_path / "copy of the clone", copy_function=shutil.copy2
     )
-    assert installs(clone.make("test")[1]) == [*FRESH, "requirements-dev.lock"]
+    assert installs(clone.make("test")[1]) == ["venv", *UPDATE_DEV]
     (clone.root / ".venv/bin/python").unlink()
-    assert installs(clone.make("train")[1]) == FRESH
+    assert installs(clone.make("train")[1]) == ["venv", *UPDATE]
+
+
+def test_lock_needs_no_packages(clone: Clone):
+    done, commands = clone.make("lock", "ARGS=--upgrade")
+    assert done.returncode == 0, done.stderr
+    assert installs(commands) == ["venv", "tools", "choose"]
+    assert commands[-1].endswith("--output-file requirements.lock --upgrade")
 
 
 # Says that it is another version, which is the name of its file.
@@ -186,32 +191,29 @@ def test_help_is_the_default_and_starts_nothing(clone: Clone):
     assert commands == []
 
 
-def pins(name: str) -> dict[str, str]:
-    """Name to version, of a lock file in which each has a hash."""
-    text = (ROOT / name).read_text()
+def pins() -> dict[str, str]:
+    """Name to version, of the lock file, in which each has a hash."""
+    text = (ROOT / "requirements.lock").read_text()
     found = re.findall(r"^([a-z0-9-]+)==([^ ]+)[^\\\n]* \\\n    --hash=sha256:", text, re.M)
     assert len(found) == len(re.findall(r"^[a-z]", text, re.M))
     return dict(found)
 
 
-INSTALLED_PARTS = ("hydra", "report", "launch", "sweep")
-
-
-def test_locks_are_hashed_and_agree_with_pyproject():
+def test_the_lock_is_hashed_and_agrees_with_pyproject():
+    locked = pins()
+    library = tomllib.loads((ROOT / "library/pyproject.toml").read_text())["project"]
+    parts = [library["dependencies"], *library["optional-dependencies"].values()]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    runtime, everything = pins("requirements.lock"), pins("requirements-dev.lock")
-    assert runtime.items() <= everything.items()
-    library = tomllib.loads((ROOT / "library/pyproject.toml").read_text())
-    parts = [library["project"]["dependencies"]]
-    parts += [library["project"]["optional-dependencies"][name] for name in INSTALLED_PARTS]
-    needed = [line for part in parts for line in part if not line.startswith("samestep")]
-    needed += project["project"]["dependencies"][1:] + project["dependency-groups"]["build"]
-    assert {re.split(r"[<>=!\[]", line)[0] for line in needed} <= runtime.keys()
-    assert runtime["lightning"] not in ("2.6.2", "2.6.3")
+    parts += [project["project"]["dependencies"], project["dependency-groups"]["build"]]
+    parts += project["project"]["optional-dependencies"].values()
+    needed = [
+        line for part in parts for line in part if not line.startswith(("samestep", "project"))
+    ]
+    assert {re.split(r"[<>=!\[]", line)[0] for line in needed} <= locked.keys()
+    assert locked["lightning"] not in ("2.6.2", "2.6.3")
     assert {"!=2.6.2", "!=2.6.3"} <= set(re.findall("!=[0-9.]+", " ".join(needed)))
 
 
-def test_locks_name_no_index_and_no_machine():
-    for name in ("requirements.lock", "requirements-dev.lock"):
-        lines = (ROOT / name).read_text().splitlines()
-        assert not [x for x in lines if "://" in x or re.search(r"(^|\s)(/|--[^h])", x)]
+def test_the_lock_names_no_index_and_no_machine():
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    assert not [x for x in lines if "://" in x or re.search(r"(^|\s)(/|--[^h])", x)]

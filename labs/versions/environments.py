@@ -1,6 +1,6 @@
 """Environments with other versions of torch and Lightning than the one that the project locks.
 
-Each is made by uv from ``requirements-dev.lock``, of which it replaces a few packages. On a CPU no
+Each is made by uv from ``requirements.lock``, of which it replaces a few packages. On a CPU no
 library of CUDA is needed: torch is installed without what it depends on, and *stand-ins*, libraries
 of the same names whose functions find no GPU, let it be loaded. That is 1 GB instead of 6.
 """
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "build" / "versions"
-LOCK = ROOT / "requirements-dev.lock"
+LOCK = ROOT / "requirements.lock"
 OF_CUDA = re.compile(r"(cuda|nvidia|triton)([-=]|$)")
 """Packages that torch needs for GPUs."""
 BOUND_TO_TORCH = ("torch", "torchvision")

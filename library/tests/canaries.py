@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 from lightning.pytorch import callbacks
 
-LOCK = Path(__file__).parents[2] / "requirements-dev.lock"
+LOCK = Path(__file__).parents[2] / "requirements.lock"
 needs_averaging = pytest.mark.skipif(
     not hasattr(callbacks, "WeightAveraging"), reason="Lightning 2.5 has no WeightAveraging"
 )
