@@ -4,24 +4,24 @@ import ast
 import functools
 import importlib.metadata
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import jinja2
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from tests.clone import clone_working_tree, commit, git
 from tests.conftest import NO_PICTURES, ROOT, run, run_pytest
 
 pytestmark = pytest.mark.nightly
 
-PACKAGE = "bird_songs"
-TRUST = {"unsafe": True, "defaults": True, "quiet": True}  # Copier calls .copier/rename.py
+TRUST = {"unsafe": True, "defaults": True, "quiet": True}  # Copier calls .copier/wheel.py
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +72,13 @@ def make_copy(template: Path, to: Path, **answers: str | list[str]) -> Path:
     return to
 
 
+def tell_address(copy: Path, template: Path) -> None:
+    """Write down where the template is, as README.md says for one on this machine."""
+    with (copy / ".copier-answers.yml").open("a") as file:
+        file.write(f"_src_path: {template}\n")
+    commit(copy)
+
+
 def check_style(copy: Path, *folders: str) -> None:
     """Run the linters in the copy; or, from there, in these folders, each with its own settings."""
     for command in (["check"], ["format", "--check"]):
@@ -101,11 +108,11 @@ def call(copy: Path, *words: str) -> str:
 
 
 def find_old_names(copy: Path) -> list[str]:
-    """Lines of the copy that have the template's name, or a statement of Copier."""
-    words = r"(from|import) project\b|src/project|\bproject\.\w+\.|example\.com/project|\[%|\[= "
+    """Lines that have the template's name, a page that the copy lacks, or a statement of Copier."""
+    words = r"^project: project|name = .project|example\.com/project|/docs/|\bdocs/\w+\.md|\[%|\[= "
     found = []
     for name in git(copy, "ls-files").splitlines():
-        if name.startswith(("library/", "requirements")) or name.endswith((".xz", ".png", ".svg")):
+        if name.startswith(("library/", "vendor/", "requirements")) or name.endswith(".xz"):
             continue
         lines = (copy / name).read_text(errors="replace").splitlines()
         found += [f"{name}: {line}" for line in lines if re.search(words, line)]
@@ -113,11 +120,9 @@ def find_old_names(copy: Path) -> list[str]:
 
 
 def own_files(copy: Path, *suffixes: str) -> list[Path]:
-    """The files of the copy with these suffixes, without the library."""
+    """The files of the copy with these suffixes."""
     found = [copy / name for name in git(copy, "ls-files").splitlines()]
-    suffixes = suffixes or (".py",)
-    library = copy / "library"
-    return [p for p in found if p.suffix in suffixes and not p.is_relative_to(library)]
+    return [path for path in found if path.suffix in (suffixes or (".py",))]
 
 
 OWN_FOLDERS = ("examples", "scripts", "tests")
@@ -148,7 +153,7 @@ def find_undeclared_imports(copy: Path) -> list[str]:
     project = tomllib.loads((copy / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
     brought = find_distributions([*project["dependencies"], *(line for e in extras for line in e)])
-    own = {PACKAGE, "examples", "samestep", "scripts", "tests", "train"}
+    own = {"project", "examples", "samestep", "scripts", "tests", "train"}
     own |= {path.stem for path in (copy / "scripts").glob("*.py")}
     found = []
     for path in own_files(copy):
@@ -236,17 +241,17 @@ def test_a_copy_is_changed_and_updated(template: Path, tmp_path: Path):
     assert project["name"] == "bird-songs"
     assert project["authors"] == [{"name": 'Ada "Countess" Lovelace'}]
     assert 'image.title="bird-songs"' in (copy / "Dockerfile").read_text()
-    assert "example.com/bird-songs:" in (copy / "configs/cluster/common.yaml").read_text()
+    assert "project: bird-songs # " in (copy / "configs/train.yaml").read_text()
     assert (copy / "README.md").read_text().startswith("# bird-songs\n")
 
     # The user changes what is theirs.
-    net, data = copy / f"src/{PACKAGE}/model/nets/cnn.py", copy / "configs/data/digits.yaml"
+    net, data = copy / "src/project/model/nets/cnn.py", copy / "configs/data/digits.yaml"
     replace(copy / "README.md", "# bird-songs\n", "# Songs of birds\n")
     replace(copy / "configs/train.yaml", "seed: 0 #", "seed: 9 #")
     replace(data, "global_batch_size: 32", "global_batch_size: 64")
     replace(copy / "configs/trainer/default.yaml", "max_epochs: 20", "max_epochs: 7")
     net.write_text(net.read_text() + "\n\nMINE = 1\n")
-    ordinary = copy / f"src/{PACKAGE}/ordinary.py"
+    ordinary = copy / "src/project/ordinary.py"
     ordinary.write_text(ORDINARY)
     replace(copy / "pyproject.toml", 'name = "bird-songs"', 'name = "songs"')
     own, removed = (copy / f"configs/experiment/{name}.yaml" for name in ("mine", "digits_mlp"))
@@ -274,13 +279,17 @@ def test_a_copy_is_changed_and_updated(template: Path, tmp_path: Path):
     commit(template, "v2.0.0")
     (template / "configs/unreleased.yaml").write_text("seed: 1\n")
     commit(template)
+    before = library(copy)
+    wheel = (copy / before["path"]).read_bytes()
+    tell_address(copy, template)
     copier.run_update(copy, overwrite=True, **TRUST)
 
+    assert library(copy) == before
+    assert (copy / before["path"]).read_bytes() != wheel
+    assert errors.read_bytes() in (copy / before["path"]).read_bytes()
     assert net.read_text() == "# Version 2.\n" + mine
-    assert (copy / f"src/{PACKAGE}/model/new.py").read_text() == new.replace("project", PACKAGE)
-    assert not (copy / "src/project").exists()
+    assert (copy / "src/project/model/new.py").read_text() == new
     assert (copy / "README.md").read_text().startswith("# Songs of birds\n")
-    assert (copy / "library/src/samestep/errors.py").read_text() == errors.read_text()
     assert "The second version" in (copy / "Makefile").read_text()
     assert "global_batch_size: 64" in data.read_text()
     assert "real data which needs" in data.read_text()
@@ -346,14 +355,14 @@ def test_a_copy_of_a_few_things_works(
     assert find_old_names(copy) == []
     assert find_undeclared_imports(copy) + find_missing_scripts(copy) == []
     # The package exports nothing: what the page names is the library's.
-    assert f"`{PACKAGE}." not in (copy / "README.md").read_text()
-    assert (copy / f"src/{PACKAGE}/skeleton.py").exists() == (not tasks)
+    assert "`project." not in (copy / "README.md").read_text()
+    assert (copy / "src/project/skeleton.py").exists() == (not tasks)
     assert (copy / "examples").exists() == bool({*tasks} - {"images"})
     check_style(copy)
     for command in commands:
         call(copy, *command.split())
     if not tasks:
-        tested = run_pytest(copy, f"tests/{PACKAGE}/test_configured.py")
+        tested = run_pytest(copy, "tests/project/test_configured.py")
         assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
@@ -366,7 +375,7 @@ def test_a_default_copy_is_small_and_passes_its_tests(template: Path, tmp_path: 
     copy = make_copy(template, tmp_path / "copy")
     lines = {path: len(path.read_text().splitlines()) for path in own_files(copy, *COUNTED)}
     assert sum(lines.values()) <= MAX_LINES
-    assert git(copy, "ls-files", "docs", "examples", "labs", "library/tests") == ""
+    assert git(copy, "ls-files", "docs", "examples", "labs", "library") == ""
     clusters = {path.stem for path in (copy / "configs/cluster").iterdir()}
     assert clusters == {"common", "k8s", "kubernetes", "local", "pods", "slurm"}
     # The same here, and long.
@@ -375,7 +384,7 @@ def test_a_default_copy_is_small_and_passes_its_tests(template: Path, tmp_path: 
         "test_train.py::test_a_killed_run_ends_as_an_undisturbed_one",
         "test_rules.py::test_files_that_a_run_does_not_download",
     ]
-    skipped = [f"--deselect=tests/{PACKAGE}/{name}" for name in long]
+    skipped = [f"--deselect=tests/project/{name}" for name in long]
     said = check(copy, "tests", *skipped)
     assert f" {len(long)} deselected" in said
 
@@ -386,10 +395,7 @@ def test_a_copy_of_all_things_passes_the_tests_of_its_examples(template: Path, t
     copy = make_copy(template, tmp_path / "copy", tasks=ALL_TASKS, **answers)
     assert find_old_names(copy) == []
     assert find_undeclared_imports(copy) + find_missing_scripts(copy) == []
-    assert not (copy / "library").exists()
-    (line,) = re.findall(r"^samestep @ git\+(\S+)@(\S+)#subdirectory=library$", *pinned(copy))
-    (version,) = re.findall(r"^_commit: (\S+)$", (copy / ".copier-answers.yml").read_text(), re.M)
-    assert line == (template.as_uri(), git(template, "rev-parse", f"{version}^{{commit}}").strip())
+    assert library(copy)["git"] == template.as_uri()
     # All are collected, which imports them. Those that take long are the same as here.
     quick = "test_net or test_text or three_tables or several_kinds or last_layer"
     assert "15 passed" in check(copy, "examples", "-k", quick)
@@ -397,69 +403,117 @@ def test_a_copy_of_all_things_passes_the_tests_of_its_examples(template: Path, t
         call(copy, "-m", "samestep", "launch", "--render", f"cluster={cluster}")
 
 
-def test_the_address_of_the_template_is_true_from_anywhere(tmp_path: Path, monkeypatch):
-    make_absolute = runpy.run_path(str(ROOT / ".copier/rename.py"))["make_address_absolute"]
-    answers = tmp_path / "answers.yml"
-    monkeypatch.setenv("PWD", str(ROOT / "docs"))
-    addresses = {"..": ROOT, "../tests/..": ROOT, "/srv/template": "/srv/template"}
-    for address in ("https://example.com/a.git", "git@example.com:a.git", "gh:a/b", "~/template"):
-        addresses[address] = address
-    for typed, kept in addresses.items():
-        answers.write_text(f"_commit: v1.0.0\n_src_path: {typed}\nname: a\n")
-        make_absolute(answers)
-        assert answers.read_text() == f"_commit: v1.0.0\n_src_path: {kept}\nname: a\n"
-    answers.write_text("_src_path: ../../elsewhere\n")
-    with pytest.raises(SystemExit, match="use a full path"):
-        make_absolute(answers)
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """The library as one file."""
+    call(ROOT, ".copier/wheel.py", "library", str(tmp_path))
+    (path,) = tmp_path.glob("*.whl")
+    return path
 
 
-def test_a_file_that_is_no_text_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An untracked file of the checkout, which Copier copies too."""
-    main = runpy.run_path(str(ROOT / ".copier/rename.py"))["main"]
-    data, code = b"from project import\r\n\xff\x00", "from project.model import net\n"
-    template, copy = tmp_path / "template", tmp_path / "copy"
-    for folder in (template, copy):
-        (folder / "src/project").mkdir(parents=True)
-        (folder / "src/project/samples").write_bytes(data)
-        (folder / "src/project/net.py").write_text(code)
-    monkeypatch.chdir(copy)
-    main(template, "birds", "birds")
-    assert (copy / "src/birds/samples").read_bytes() == data
-    assert (copy / "src/birds/net.py").read_text() == code.replace("project", "birds")
+def test_the_wheel_is_the_library(wheel: Path, tmp_path: Path):
+    """What hatchling would make of it, as pip sees it, and the same bytes each time."""
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path)
+        assert {entry.compress_type for entry in file.infolist()} == {zipfile.ZIP_STORED}
+    (found,) = importlib.metadata.distributions(name="samestep", path=[str(tmp_path)])
+    installed = importlib.metadata.distribution("samestep")
+    # hatchling writes out an extra that another one names.
+    needs = {need for need in map(Requirement, found.requires) if need.name != "samestep"}
+    assert needs <= {*map(Requirement, installed.requires)}
+    names = {Requirement(need).name for need in installed.requires}
+    assert {need.name for need in needs} == names
+    for name in ("Name", "Version", "License-Expression", "Provides-Extra"):
+        assert {*found.metadata.get_all(name)} == {*installed.metadata.get_all(name)}
+    specifiers = {SpecifierSet(each.metadata["Requires-Python"]) for each in (found, installed)}
+    assert len(specifiers) == 1
+    assert {*found.entry_points} == {*installed.entry_points}
+    for path in filter(None, git(ROOT, "ls-files", "-z", "library/src").split("\0")):
+        place = tmp_path / path.removeprefix("library/src/")
+        assert place.read_bytes() == (ROOT / path).read_bytes()
+    before = wheel.read_bytes()
+    for path in (ROOT / "library/src/samestep").glob("*.py"):
+        path.touch()
+    call(ROOT, ".copier/wheel.py", "library", str(tmp_path))
+    assert wheel.read_bytes() == before
 
 
-def test_names_of_any_length_keep_the_style(template: Path, tmp_path: Path):
-    """A line with a longer or shorter name could be wrapped differently: 1 to 40 letters."""
-    longest = ("bird-songs-" * 4)[:39] + "x"
-    clusters = ["kubernetes", "flyte"]
-    copy = make_copy(template, tmp_path / "copy", name=longest, tasks=ALL_TASKS, clusters=clusters)
-    check_style(copy)
-    rename = runpy.run_path(str(ROOT / ".copier/rename.py"))["rename"]
-    package = longest.replace("-", "_")
-    inside = [path.relative_to(copy).as_posix() for path in own_files(copy)]
-    names = [package[: length - 1] + "x" for length in range(1, 40)]
-    for name in names:
-        folder = tmp_path / name
-        for path in inside:
-            place = folder / path.replace(package, name)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if path == "tests/conftest.py":  # it has a template of its own, without the name
-                shutil.copy(copy / path, place)
-            else:
-                text = (ROOT / path.replace(package, "project")).read_text("utf-8")
-                place.write_text(rename(text, name, name.replace("_", "-")))
-        settings = (copy / "pyproject.toml").read_text().replace(package, name)
-        (folder / "pyproject.toml").write_text(settings)
-    check_style(tmp_path, *names)
+def test_pip_installs_the_wheel(wheel: Path, tmp_path: Path):
+    """It looks at each hash of RECORD."""
+    options = ["--quiet", "--no-deps", "--no-index", "--target", str(tmp_path / "site")]
+    call(tmp_path, "-m", "pip", "install", *options, str(wheel))
+    assert (tmp_path / "site/samestep/trainer.py").is_file()
+    assert (tmp_path / "site/bin/samestep").is_file()
 
 
-def pinned(copy: Path) -> tuple[str, int]:
-    """The text that says which samestep is installed, for a search by lines."""
-    return (copy / "samestep.txt").read_text(), re.M
+def library(copy: Path) -> str:
+    """Where the copy's samestep comes from."""
+    settings = tomllib.loads((copy / "pyproject.toml").read_text())
+    (need,) = [line for line in settings["project"]["dependencies"] if "samestep" in line]
+    assert need.startswith("samestep[hydra,report,launch,sweep]")
+    sources = settings["tool"].get("uv", {}).get("sources", {})
+    found = sources.get("samestep") or need.partition("==")[2]
+    present = {path.name for path in (copy / "vendor", copy / "library") if path.exists()}
+    copied = re.findall("^COPY (vendor|library)", (copy / "Dockerfile").read_text(), re.M)
+    assert present == {*copied}
+    return found
+
+
+def test_the_library_may_come_from_elsewhere_later(template: Path, tmp_path: Path):
+    import copier
+
+    copy = make_copy(template, tmp_path / "copy", tasks=[], clusters=["kubernetes"])
+    version = tomllib.loads((ROOT / "library/pyproject.toml").read_text())["project"]["version"]
+    commit_id = git(template, "rev-parse", "HEAD").strip()
+    for choice, found in (
+        ("wheel", {"path": f"vendor/samestep-{version}-py3-none-any.whl"}),
+        ("index", version),
+        ("git", {"git": "https://host/us.git", "rev": commit_id, "subdirectory": "library"}),
+        ("folder", {"path": "library", "editable": True}),
+        ("wheel", {"path": f"vendor/samestep-{version}-py3-none-any.whl"}),
+    ):
+        data = {"library": choice, "address": "https://host/us.git"}
+        tell_address(copy, template)
+        copier.run_update(copy, overwrite=True, data=data, **TRUST)
+        assert library(copy) == found
+        assert git(copy, "ls-files", "--unmerged") == ""
+        commit(copy)
+
+
+def test_no_path_of_this_machine_is_in_a_copy():
+    text = (ROOT / ".copier-answers.yml.jinja").read_text()
+    options = {"block_start_string": "[%", "block_end_string": "%]", "trim_blocks": True}
+    options |= {"variable_start_string": "[=", "variable_end_string": "=]"}
+    options |= {"comment_start_string": "[%#", "comment_end_string": "#%]"}
+    env = jinja2.Environment(
+        **options, extensions=["jinja2_ansible_filters.AnsibleCoreFiltersExtension"]
+    )
+    for address in (
+        "https://host/a.git",
+        "git@host:a.git",
+        "gh:a/b",
+        "git+ssh://host/a",
+        "ssh://host/a",
+    ):
+        answers = {"_commit": "v1.0.0", "_src_path": address, "name": "a"}
+        assert f"\n_src_path: {address}\n" in env.from_string(text).render(_copier_answers=answers)
+    for path in ("..", "/srv/a", "~/a", "../a:b/c", "file:///srv/a", "git+file:///srv/a"):
+        answers = {"_commit": "v1.0.0", "_src_path": path, "name": "a"}
+        found = env.from_string(text).render(_copier_answers=answers).splitlines()
+        assert found[1:] == ["_commit: v1.0.0", "name: a"]
+
+
+def test_the_folder_names_the_project(template: Path, tmp_path: Path):
+    """Without any answer."""
+    import copier
+
+    for folder, name in (("My Birds", "my-birds"), ("2nd_try!", "nd-try"), ("123", "my-project")):
+        copier.run_copy(str(template), tmp_path / folder, skip_tasks=True, **TRUST)
+        assert f'\nname = "{name}"\n' in (tmp_path / folder / "pyproject.toml").read_text()
 
 
 def test_pip_installs_the_library_of_a_commit(template: Path, tmp_path: Path):
-    """What the line of samestep.txt says, in a folder of its own."""
+    """What a copy's pyproject.toml says, in a folder of its own."""
     commit_id = git(template, "rev-parse", "HEAD").strip()
     line = f"samestep @ git+{template.as_uri()}@{commit_id}#subdirectory=library"
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "site")]
