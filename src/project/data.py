@@ -27,10 +27,7 @@ SPLIT_SEED = 7_070_836_379_803_831_727  # the same images are held out in every 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Images(L.LightningDataModule):
-    """Batches of images, uint8 ``[B, C, H, W]``, and labels, int64 ``[B]``.
-
-    Training images come in a new order each epoch and are augmented; the others are neither.
-    """
+    """Batches of images, uint8 ``[B, C, H, W]``, and of labels, int64 ``[B]``."""
 
     dataset: Callable[..., Any]  # of torchvision's form: it takes root, train and download
     root: str | None  # directory of the files
@@ -62,9 +59,7 @@ class Images(L.LightningDataModule):
     def setup(self, stage: str) -> None:
         if self.train_set is not None or stage == "predict":
             return
-        train, test = (
-            self.dataset(root=self.root, train=part, download=False) for part in (True, False)
-        )
+        train, test = (self.dataset(root=self.root, train=t, download=False) for t in (True, False))
         names = [str(name) for name in train.classes]
         if len(names) != self.num_classes or self.class_names not in (None, names):
             known = f"the model knows {self.class_names or self.num_classes} classes"
@@ -130,12 +125,10 @@ class Images(L.LightningDataModule):
         files: Any = []
         for name in self.predict_files:
             files += sorted(filter(is_image_file, map(str, Path(name).rglob("*")))) or [name]
-        size = self.num_channels, self.image_size
-
-        def read(names: list[str]) -> tuple[Tensor, list[str]]:
-            return torch.stack([read_image(name, *size) for name in names]), names
-
-        return DataLoader(files, batch_size=64, collate_fn=read)
+        read = partial(read_image, num_channels=self.num_channels, image_size=self.image_size)
+        return DataLoader(
+            files, batch_size=64, collate_fn=lambda names: (torch.stack([*map(read, names)]), names)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"class_names": self.class_names}  # `samestep predict` has no data to ask
@@ -150,8 +143,7 @@ def digits(root: str | None, train: bool, download: bool) -> Any:
     order = np.random.RandomState(0).permutation(1797)
     ids = np.sort(order[360:] if train else order[:360])
     images = (found.images[ids] * (255 / 16)).round().astype(np.uint8)  # [N, 8, 8]
-    classes = [str(name) for name in found.target_names]
-    return SimpleNamespace(data=images, targets=found.target[ids], classes=classes)
+    return SimpleNamespace(data=images, targets=found.target[ids], classes=[*"0123456789"])
 
 
 def folder(root: str, train: bool, download: bool, num_channels: int, image_size: int) -> Any:

@@ -42,8 +42,7 @@ class Classifier(L.LightningModule):
     def forward(self, images: Tensor) -> Tensor:
         white = 255 if images.dtype == torch.uint8 else 1
         # Of a whole image: with one number per channel, torch takes ten times as long on a CPU.
-        shape = images.shape[1:]
-        mean, std = (white * self.get_buffer(x).expand(shape) for x in ("mean", "std"))
+        mean, std = (white * self.get_buffer(x).expand(images.shape[1:]) for x in ("mean", "std"))
         logits: Tensor = self.net(images.to(mean.dtype, copy=True).sub_(mean).div_(std))
         return logits
 
