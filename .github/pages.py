@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +35,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
     return files
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
+    """Write llms.txt, a table of contents for language models (llmstxt.org)."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
+    section = None
+    for page in nav.pages:
+        top = page.ancestors[-1].title if page.ancestors else config.site_name
+        if top != section:
+            section = top
+            lines += ["", f"## {section}", ""]
+        lines.append(f"- [{page.title or section}]({page.url})")
+    files.append(File.generated(config, "llms.txt", content="\n".join([*lines, ""])))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

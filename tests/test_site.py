@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import posixpath
 import re
 import subprocess
 import sys
@@ -66,6 +67,12 @@ def test_the_site_is_complete(tmp_path: Path):
     texts = {name: path.read_text() for name, path in pages.items()}
     for name in PUBLIC:
         assert re.search(rf'id="samestep[\w.]*\.{name}"', texts["reference/index.html"]), name
+    contents = (tmp_path / "llms.txt").read_text()
+    assert contents.startswith("# Samestep\n\n> The same steps")
+    links = [
+        posixpath.normpath(link) for link in re.findall(r"^- \[\w[^]]*\]\((.*)\)$", contents, re.M)
+    ]
+    assert {f"{link}/index.html".removeprefix("./") for link in links} == pages.keys()
     home = texts["index.html"]
     for link in (
         'href="start/"',
