@@ -1,5 +1,6 @@
-"""Examples beside the template's own: each folder has its code, its configs, a page and its tests.
+"""Examples beside the template's own: each folder has its code, its configs and its tests.
 
-``language`` (a transformer learns a text), ``tables`` (images in Lance tables, of any number),
-``finetune`` (pretrained weights). ``configs/train.yaml`` names their configs and rules.
+``skeleton`` (the smallest model and data), ``language`` (a transformer learns a text), ``tables``
+(images in Lance tables, of any number), ``finetune`` (pretrained weights). ``configs/train.yaml``
+names their configs.
 """

@@ -1,4 +1,4 @@
-"""A skeleton to start from: replace the data and the model by your own.
+"""Data to start from: replace them by your own.
 
 python train.py data=skeleton model=skeleton \
     callbacks.checkpoints.monitor=val/loss callbacks.checkpoints.mode=min
@@ -7,8 +7,6 @@ python train.py data=skeleton model=skeleton \
 import lightning as L
 import torch
 from sklearn.datasets import load_diabetes
-from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from samestep import BatchLoader
@@ -40,35 +38,3 @@ class SkeletonData(L.LightningDataModule):
 
     def test_dataloader(self) -> BatchLoader:
         return BatchLoader(self.test, len(self.test))
-
-
-class SkeletonModel(L.LightningModule):
-    """A net with one hidden layer, trained by the squared error."""
-
-    def __init__(self, hidden_size: int, lr: float) -> None:
-        super().__init__()
-        self.lr = lr
-        self.net = nn.Sequential(nn.Linear(10, hidden_size), nn.ReLU(), nn.Linear(hidden_size, 1))
-        self.example_input_array = torch.zeros(2, 10)  # what `samestep export` traces
-
-    def forward(self, x: Tensor) -> Tensor:
-        progress: Tensor = self.net(x)
-        return progress
-
-    def step(self, batch: list[Tensor], stage: str) -> Tensor:
-        x, y = batch  # [B, 10] and [B, 1]
-        loss = F.mse_loss(self(x), y)
-        self.log(f"{stage}/loss", loss, on_step=False, on_epoch=True, prog_bar=True)
-        return loss
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self.step(batch, "train")
-
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.step(batch, "val")
-
-    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.step(batch, "test")
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=self.lr)

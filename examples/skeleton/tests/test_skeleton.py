@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from project.skeleton import SkeletonData, SkeletonModel
+from examples.skeleton.data import SkeletonData
+from examples.skeleton.model import SkeletonModel
 from samestep import BatchLoader, load_run, predict
 from samestep.command_line import call
 from samestep.export import main as export
