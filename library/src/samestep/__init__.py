@@ -2,7 +2,7 @@
 
 Read ``trainer`` first: what happens from ``fit`` to the end. Then ``loops``: what happens between
 two steps. Then ``lightning_names``, ``errors``, ``versions``, ``metrics``, ``config_keys``,
-``option_names``, ``run_spec``, ``ranks``, ``losses``, ``command_line``, ``rules``, ``data``,
+``option_names``, ``run_spec``, ``ranks``, ``losses``, ``command_line``, ``download``, ``data``,
 ``run``, ``node``, ``tracker``, ``mlflow_runs``, ``loggers``, ``callbacks``, ``resumed_loggers``,
 ``arguments``, ``fit_checks``, ``lightning_patch`` and ``verify``, which need no Hydra; then
 ``hydra``, which makes the arguments of the Trainer from configuration files, ``grid``, ``doctor``,

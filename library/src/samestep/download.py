@@ -32,7 +32,7 @@ def download_once(
     no half of a file behind.
 
     Args:
-        dataset: called with ``root``, ``train`` and ``download``, as the classes of torchvision;
+        dataset: called with ``root``, ``train`` and ``download``, as the sets of torchvision;
             it raises an OSError or a RuntimeError if files are missing or damaged.
         root: directory of the files; None if the data set has none.
         download: whether missing files are downloaded; if not, they are an error.

@@ -96,7 +96,7 @@ def test_the_choices_are_in_the_configuration():
     choices = check(["model=mlp", "experiment=digits_ema", "debug=fast"]).choices
     assert choices == {
         "data": "digits", "model": "mlp", "model/optimizer": "adamw",
-        "model/lr_scheduler": "warmup_cosine", "trainer": "default", "cluster": "local",
+        "model/lr_scheduler": "one_cycle", "trainer": "default", "cluster": "local",
         "callbacks": "ema", "logger": "none", "experiment": "digits_ema", "debug": "fast",
     }  # fmt: skip
     assert check(["callbacks=[early_stopping,ema]"]).choices.callbacks == ["early_stopping", "ema"]

@@ -68,7 +68,6 @@ OF_RUN = {
     "allow_changes": each(TEXT),
     "notes": NULL | TEXT,
     "tags": each(TEXT),
-    "rules": NULL | TEXT | each(TEXT),
 }
 # Flags of Lightning that samestep sets itself, or that would break its guarantees.
 FORBIDDEN = {
