@@ -7,67 +7,70 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from project.model.classifier import ImageClassifier
+from project.model import Classifier
 from samestep import ConfigError
 
 PREFIXES = ("", "net.backbone.", "net.", "backbone.", "module.", "model.")  # of names in files
 
 
-class FinetunedClassifier(ImageClassifier):
-    """An ``ImageClassifier`` whose ``net.backbone`` learns more slowly than the rest.
+class FinetunedClassifier(Classifier):
+    """A ``Classifier`` whose ``net.backbone`` has a highest learning rate of its own."""
 
-    Args:
-        backbone_lr: learning rate of ``net.backbone``; None: that of the optimizer.
-        options: the arguments of ``ImageClassifier``.
-    """
-
-    def __init__(self, *, backbone_lr: float | None = None, **options: Any) -> None:
+    def __init__(self, *, backbone_lr: float, **options: Any) -> None:
+        if backbone_lr <= 0:
+            raise ValueError(f"backbone_lr={backbone_lr}: must be above 0")
         self.backbone_lr = backbone_lr  # before the optimizer is built
         super().__init__(**options)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The head, and the backbone with its own learning rate."""
-        (group,) = super().parameter_groups()
-        if self.backbone_lr is None:
-            return [group]
-        backbone = list(self.net.get_submodule("backbone").parameters())
-        others = set(group["params"]) - set(backbone)
-        head = [p for p in group["params"] if p in others]
-        return [{"params": head}, {"params": backbone, "lr": self.backbone_lr}]
+        """The groups of the head, and those of the backbone."""
+        backbone = set(self.net.get_submodule("backbone").parameters())
+        of_head, of_backbone = [], []
+        for group in super().parameter_groups():
+            learned = group["params"]
+            of_head.append(group | {"params": [p for p in learned if p not in backbone]})
+            found = {"params": [p for p in learned if p in backbone], "lr": self.backbone_lr}
+            of_backbone.append(group | found)
+        return of_head + of_backbone
+
+    def build_optimizer(self, total_steps: float) -> Any:
+        """The schedule scales both rates: it would otherwise have one for all groups."""
+        optimizer = self.optimizer(self.parameter_groups())
+        rates = [group["lr"] for group in optimizer.param_groups]
+        schedule = self.lr_scheduler(optimizer, total_steps=int(total_steps), max_lr=rates)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
 class Finetuning(L.Callback):
-    """Loads pretrained weights into a part of the model, and freezes it for the first epochs.
+    """Loads pretrained weights into ``net.backbone``, and freezes it for the first epochs.
 
     What is frozen is a function of the epoch, so a run that resumes does not need the file. A
-    frozen part is in evaluation mode: its batch norm keeps its statistics.
+    frozen backbone is in evaluation mode: its batch norm keeps its statistics.
 
     Args:
         weights: a file (``.pth``, ``.safetensors``, a checkpoint of another run), or an address
             ``https://...``, which torch.hub keeps in its folder; None: random weights.
-        frozen_epochs: epochs before the part learns too.
-        part: name of the part in the LightningModule.
+        frozen_epochs: epochs before the backbone learns too.
 
     Raises:
         ConfigError: when a run starts, if the weights cannot be read or do not fit.
     """
 
-    def __init__(self, weights: str | None, frozen_epochs: int, part: str = "net.backbone") -> None:
-        self.weights = weights
-        self.frozen_epochs = frozen_epochs
-        self.part = part
+    def __init__(self, weights: str | None, frozen_epochs: int) -> None:
+        if frozen_epochs < 0:
+            raise ValueError(f"frozen_epochs={frozen_epochs}: must be at least 0")
+        self.weights, self.frozen_epochs = weights, frozen_epochs
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Load the weights, unless the run resumes with its own."""
         if self.weights and trainer.ckpt_path is None:
-            load_weights(pl_module.get_submodule(self.part), self.weights)
+            load_weights(pl_module.get_submodule("net.backbone"), self.weights)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Freeze the part in the first epochs, or let it learn."""
+        """Freeze the backbone in the first epochs, or let it learn."""
         is_frozen = trainer.current_epoch < self.frozen_epochs
-        part = pl_module.get_submodule(self.part)
-        part.requires_grad_(not is_frozen)
-        part.train(not is_frozen)
+        backbone = pl_module.get_submodule("net.backbone")
+        backbone.requires_grad_(not is_frozen).train(not is_frozen)
 
     # At both: a run that resumes within an epoch does not start that epoch again.
     on_train_epoch_start = on_train_start

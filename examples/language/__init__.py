@@ -2,6 +2,5 @@
 
 Read in this order: ``text`` (from a file to ids), ``datamodule`` (from ids to batches), ``net``
 (the transformer in plain torch), ``module`` (the recipe: loss, metrics, optimizer), ``predictions``
-(the text that every run leaves), ``rules`` (of the keys in ``configs/data/topics.yaml``),
-``tokens`` and ``convert`` (files of tokens, larger than memory).
+(the text that every run leaves), ``tokens`` and ``convert`` (files of tokens, larger than memory).
 """

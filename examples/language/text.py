@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +13,6 @@ from samestep import RunError
 
 OTHER = 0  # the id of all characters that are not in the vocabulary
 NO_TARGET = -100  # after the end of the text; cross_entropy ignores it
-
-
-class Batch(NamedTuple):
-    """Windows of a text; each position has the next character as its target."""
-
-    inputs: Tensor
-    """Ids of characters, int64 ``[B, T]``."""
-    targets: Tensor
-    """Ids of the characters that follow, int64 ``[B, T]``; ``NO_TARGET`` after the end."""
-    ids: Tensor
-    """Numbers of the windows, int64 ``[B]``."""
 
 
 def read_text(file: str | None) -> str:
@@ -92,6 +81,9 @@ class Vocabulary:
 class Windows:
     """Windows of ``context`` characters, one every ``stride`` characters.
 
+    A batch is ids of characters, int64 ``[B, T]``, and of those that follow, ``[B, T]``;
+    ``NO_TARGET`` is after the end.
+
     Args:
         characters: ids of the whole text, integers ``[N]``, which may be a file.
         context: positions of a window, ``T``.
@@ -101,22 +93,19 @@ class Windows:
     """
 
     def __init__(self, characters: Any, context: int, stride: int, *, with_rest: bool) -> None:
-        self.characters = np.asarray(characters)
-        self.context = context
-        self.stride = stride
+        self.characters, self.context, self.stride = np.asarray(characters), context, stride
         num_targets = len(characters) - 1
-        if with_rest:
-            self.num_windows = max(0, -(-num_targets // stride))  # rounded up
-        else:
-            self.num_windows = max(0, (num_targets - context) // stride + 1)
+        # Without the rest, a window begins where a whole one is left.
+        num_starts = num_targets - 1 if with_rest else num_targets - context
+        self.num_windows = max(0, num_starts // stride + 1)
 
     def __len__(self) -> int:
         return self.num_windows
 
-    def __getitem__(self, ids: Tensor) -> Batch:
+    def __getitem__(self, ids: Tensor) -> list[Tensor]:
         positions = ids[:, None] * self.stride + torch.arange(self.context + 1)
         last = len(self.characters) - 1
         found = self.characters[positions.clamp(max=last).numpy()]
         chunks = torch.from_numpy(found.astype(np.int64))  # [B, T + 1]
         targets = chunks[:, 1:].masked_fill(positions[:, 1:] > last, NO_TARGET)
-        return Batch(chunks[:, :-1], targets, ids)
+        return [chunks[:, :-1], targets]

@@ -95,6 +95,8 @@ class TokenDataModule(TextDataModule):
     ``vocabulary_size`` must cover that of the file. See ``TextDataModule``.
     """
 
+    kind_of_vocabulary = Tokenizer
+
     def read(self) -> tuple[Any, str]:
         """All tokens, and the checksum that was taken when they were written."""
         path = Path(str(self.file))
@@ -122,10 +124,6 @@ class TokenDataModule(TextDataModule):
     def encode(self, parts: Sequence[Any]) -> Sequence[Any]:
         """Nothing to do: they are tokens."""
         return parts
-
-    def make_vocabulary(self, content: str | None) -> Tokenizer:
-        """That of a checkpoint."""
-        return Tokenizer(content)
 
 
 def convert(

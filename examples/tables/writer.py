@@ -12,14 +12,11 @@ import pyarrow.dataset as arrow_dataset
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from examples.tables.datamodule import CHECKSUM, checksum
-from project.data.datamodule import SPLIT_SEED
-from project.data.sources import ImageFolder
+from project.data import SPLIT_SEED, folder
 from samestep import ArrowRows, ConfigError, RunError
 from samestep.data.lance import NUM_ROWS, first_line
-from samestep.data.seeds import generator
 
 IMAGES_AT_ONCE, ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 2**18, 2**28  # of a file of the table
 VAL = dict.fromkeys(["validation", "valid", "dev"], "val")  # other names of this split
@@ -63,16 +60,11 @@ def find_parts(source: Path, val_share: float) -> list[Part]:
     if (source / "dataset_dict.json").is_file():
         splits = json.loads((source / "dataset_dict.json").read_text())["splits"]
         return [arrow_part(source / split, VAL.get(split, split)) for split in splits]
-    if (source / "train").is_dir():
-        return find_images(source, val_share)
     if (source / "state.json").is_file():
         return [arrow_part(source, "")]
-    files = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
-    if not files or not files[0].is_file() or files[0].suffix != ".parquet":
-        raise ConfigError(
-            f"{source}: must be a folder with train/<class>/ and test/<class>/, a Parquet "
-            "file, a folder of them, or what Hugging Face's save_to_disk has written"
-        )
+    files = [source] if source.suffix == ".parquet" else sorted(source.rglob("*.parquet"))
+    if not files:
+        return find_images(source, val_share)
     # The Hub calls the files of a data set train-00000-of-00002.parquet.
     names = [file.stem.split("-")[0] for file in files]
     if not {"train", "test"}.issubset(names):
@@ -127,11 +119,14 @@ def find_images(source: Path, val_share: float) -> list[Part]:
     The files are kept as they are, in a random order: neighbours in a table are of unlike classes,
     so ``shuffle=Blocks(...)`` mixes them well.
     """
-    ImageFolder().prepare(source, download=False, mirror=None)
-    classes, labels = find_classes(source / "train")
-    train, test = (
-        mix(make_dataset(source / part, labels, IMG_EXTENSIONS)) for part in ("train", "test")
-    )
+    try:
+        found = [folder(str(source), train, False, 3, 1) for train in (True, False)]
+    except OSError as error:
+        raise ConfigError(
+            f"{source}: must be a folder with train/<class>/ and test/<class>/, or <class>/, a "
+            "Parquet file, a folder of them, or what Hugging Face's save_to_disk has written"
+        ) from error
+    train, test = (mix(images.samples) for images in found)
     num_val = round(val_share * len(train))
     if not 0 < num_val < len(train):
         raise ConfigError(
@@ -139,7 +134,7 @@ def find_images(source: Path, val_share: float) -> list[Part]:
             "and some for validation"
         )
     columns = {"image": pa.large_binary(), "label": pa.int64(), CHECKSUM: pa.uint32()}
-    schema = pa.schema(columns.items(), {"classes": json.dumps(classes)})
+    schema = pa.schema(columns.items(), {"classes": json.dumps(found[0].classes)})
 
     def part(name: str, samples: list[tuple[str, int]]) -> Part:
         def read(start: int) -> Iterator[pa.Table]:
@@ -156,7 +151,7 @@ def find_images(source: Path, val_share: float) -> list[Part]:
 
 def mix(samples: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """The samples in a random order that is always the same."""
-    order = torch.randperm(len(samples), generator=generator(SPLIT_SEED))
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(SPLIT_SEED))
     return [samples[index] for index in order.tolist()]
 
 

@@ -151,14 +151,14 @@ def folder(root: str, train: bool, download: bool, num_channels: int, image_size
 
     Without ``train`` and ``test``, the name of each file says whether it is in the test fifth.
     """
-    part = Path(root, "train" if train else "test")
+    is_divided = Path(root, "train").is_dir()
+    place = Path(root, "train" if train else "test") if is_divided else root
 
     def is_mine(path: str) -> bool:
         in_test = zlib.crc32(Path(path).relative_to(root).as_posix().encode()) % 5 == 0
-        return is_image_file(path) and (part.is_dir() or in_test != train)
+        return is_image_file(path) and (is_divided or in_test != train)
 
     read = partial(read_image, num_channels=num_channels, image_size=image_size)
-    place = part if part.is_dir() else root
     return ImageFolder(place, loader=read, is_valid_file=is_mine, allow_empty=True)
 
 

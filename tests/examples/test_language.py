@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.language.rules import needed_files
 from examples.language.tests import test_language, test_tokens
 from examples.language.tests.conftest import TEXT
 from examples.language.tests.test_tokens import data_of, write
@@ -20,6 +19,7 @@ from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from tests.conftest import final_metrics, run, run_ranks
 from tests.project.test_train import record, recorded
+from tests.recorder import name_samples
 
 call, books = test_language.call, test_tokens.books  # fixtures
 
@@ -75,7 +75,7 @@ def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
 def test_what_is_only_for_images_says_so(text_run: Path, digits_run: Path, call):
     for words, message in {
         (evaluate, text_run, "--data-root", "."): "--data-root: TextDataModule of this run has no",
-        (evaluate, digits_run, "--data-file", "a"): "--data-file: ImageDataModule of this run has",
+        (evaluate, digits_run, "--data-file", "a"): "--data-file: Images of this run has",
         (predict, text_run, "seven.png"): "seven.png: TextDataModule takes no files; give",
     }.items():
         code, out, err = call(*words)
@@ -153,7 +153,7 @@ def test_a_run_of_tokens_resumes_exactly_and_only_with_its_file(books: Path, tmp
         for number, batch in enumerate(loader):
             both = [found[k] for n in (1, 2) if (k := (epoch, number, n)) in found]
             assert both
-            assert all(ids == batch.ids.tolist() for ids in both)
+            assert all(ids == name_samples(batch) for ids in both)
 
     write(books / "more", tmp_path / "other")
     more = [f"data.file={tmp_path / 'other'}", "trainer.max_epochs=3"]
@@ -173,15 +173,10 @@ def test_a_debug_mode_of_images_names_its_file():
     assert all(line.endswith(" (configs/debug/overfit.yaml)") for line in lines)
 
 
-def test_a_file_of_ones_own_must_be_on_the_cluster():
-    assert needed_files(check(["experiment=language"])) == []
-    assert needed_files(check(["experiment=language", "data.file=a.txt"])) == ["a.txt"]
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["data=topics"], ["ImageClassifier needs data.mean, ", "TextDataModule does not have"]),
+        (["data=topics"], ["Classifier needs data.mean, ", "TextDataModule does not have"]),
         (["data=mnist", "model=transformer"], ["LanguageModel needs data.vocabulary_size"]),
         (["experiment=language", "data=digits"], ["needs data.vocabulary_size, data.context"]),
         (["experiment=language", "model=cnn"], ["choose data and a model of one task"]),

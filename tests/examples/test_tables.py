@@ -68,7 +68,7 @@ def test_a_run_is_exact_on_other_ranks_and_after_a_kill(
         write(photos, "s3://images/exact")
         where = ["data.root=s3://images/exact"]
     else:
-        where = ["data=hf", f"data.root={folders}", "data.tables.val=val"]
+        where = ["data=hf", f"data.root={folders}", "data.tables=[train,val,test]"]
     faults = ["kill step 14 0", "kill step 25 1"]  # of 11 an epoch
     harm = Laboratory(tmp_path, SIZES).saboteur("harmed", faults)
     for nodes in ((), (3,), (2,)):

@@ -11,14 +11,14 @@ import torchvision
 from PIL import Image
 from torch import nn
 
-from examples.finetune.finetuning import load_weights
+from examples.finetune.finetuning import FinetunedClassifier, Finetuning, load_weights
 from examples.finetune.net import Pretrained
 from samestep import ConfigError, load_run
 from samestep.hydra import build
 from samestep.hydra.compose import check
-from tests.conftest import NO_PICTURES, final_metrics, run
+from tests.conftest import final_metrics, run
 
-SMALL = ["data.image_size=32", "data.num_workers=0", "data.global_batch_size=8", NO_PICTURES,
+SMALL = ["data.image_size=32", "data.num_workers=0", "data.global_batch_size=8",
          "trainer.accelerator=cpu", "trainer.max_epochs=2", "report=false"]  # fmt: skip
 
 
@@ -80,10 +80,15 @@ def test_the_backbone_has_a_rate_of_its_own(words: list[str]):
     model = build.build_model(
         check([*words, "model.backbone_lr=0.0001", "model.optimizer.lr=0.01"])
     )
-    optimizer, schedule = model.build_optimizer(total_steps=10)
+    (optimizer,), (config,) = model.build_optimizer(total_steps=20)
+    schedule, highest = config["scheduler"], [0.0] * 4
     counts = [len(group["params"]) for group in optimizer.param_groups]
     assert counts == [1, 1, 21 - 1, 40]  # matrices and kernels, then norms and biases
-    assert schedule.base_lrs == [0.01, 0.01, 0.0001, 0.0001]
+    for _ in range(19):
+        highest = [*map(max, highest, schedule.get_last_lr())]
+        optimizer.step()
+        schedule.step()
+    assert highest == pytest.approx([0.01, 0.01, 0.0001, 0.0001])
     decays = [group["weight_decay"] > 0 for group in optimizer.param_groups]
     assert decays == [True, False, True, False]
 
@@ -105,6 +110,13 @@ def test_weights_come_from_files_of_several_kinds(tmp_path: Path):
     for wrong, said in (("0.pth", "lack conv.other; they do not fit"), ("9.pth", "cannot be read")):
         with pytest.raises(ConfigError, match=said):
             load_weights(part, str(tmp_path / wrong))
+
+
+def test_values_that_would_train_something_else_are_rejected():
+    with pytest.raises(ValueError, match="frozen_epochs=-1: must be at least 0"):
+        Finetuning(None, frozen_epochs=-1)
+    with pytest.raises(ValueError, match="backbone_lr=-1: must be above 0"):
+        FinetunedClassifier(backbone_lr=-1)
 
 
 def test_the_last_layer_is_replaced():

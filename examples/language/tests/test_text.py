@@ -31,10 +31,10 @@ def test_ids_and_characters():
 def test_each_character_but_the_first_is_predicted_once(length: int):
     text = torch.arange(length)
     windows = Windows(text, context=4, stride=4, with_rest=True)
-    batch = windows[torch.arange(len(windows))]
-    known = batch.targets != NO_TARGET
-    assert batch.targets[known].tolist() == text[1:].tolist()
-    assert (batch.targets - batch.inputs)[known].unique().tolist() == [1]
+    inputs, targets = windows[torch.arange(len(windows))]
+    known = targets != NO_TARGET
+    assert targets[known].tolist() == text[1:].tolist()
+    assert (targets - inputs)[known].unique().tolist() == [1]
 
 
 def test_python_ships_the_text():
@@ -58,14 +58,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
 
 def test_training_windows_are_whole():
     windows = Windows(torch.arange(11), context=4, stride=3, with_rest=False)
-    batch = windows[torch.tensor([2, 0])]
+    inputs, targets = windows[torch.tensor([2, 0])]
     assert len(windows) == 3
-    assert batch.inputs.tolist() == [[6, 7, 8, 9], [0, 1, 2, 3]]
-    assert batch.targets.tolist() == [[7, 8, 9, 10], [1, 2, 3, 4]]
-    assert batch.ids.tolist() == [2, 0]
+    assert inputs.tolist() == [[6, 7, 8, 9], [0, 1, 2, 3]]
+    assert targets.tolist() == [[7, 8, 9, 10], [1, 2, 3, 4]]
     assert len(Windows(torch.arange(4), context=4, stride=3, with_rest=False)) == 0
 
 
 def test_a_rank_may_get_no_window():
-    batch = Windows(torch.arange(9), 4, 4, with_rest=True)[torch.arange(0)]
-    assert batch.inputs.shape == batch.targets.shape == (0, 4)
+    inputs, targets = Windows(torch.arange(9), 4, 4, with_rest=True)[torch.arange(0)]
+    assert inputs.shape == targets.shape == (0, 4)

@@ -114,11 +114,11 @@ def test_windows_are_those_of_the_file(books: Path, tmp_path: Path, monkeypatch)
     for name in ("small", "large"):
         data = data_of(tmp_path / name, vocabulary_size=70_000)
         data.setup("fit")
-        batch = data.train_set[torch.tensor([5, 0])]
-        assert batch.inputs.tolist() == [ids[40:48].tolist(), ids[:8].tolist()]
-        assert batch.targets.tolist() == [ids[41:49].tolist(), ids[1:9].tolist()]
-        assert batch.inputs.dtype == torch.int64
-        test = torch.cat([b.targets[b.targets >= 0] for b in data.test_dataloader()])
+        inputs, targets = data.train_set[torch.tensor([5, 0])]
+        assert inputs.tolist() == [ids[40:48].tolist(), ids[:8].tolist()]
+        assert targets.tolist() == [ids[41:49].tolist(), ids[1:9].tolist()]
+        assert inputs.dtype == torch.int64
+        test = torch.cat([targets[targets >= 0] for _, targets in data.test_dataloader()])
         assert test.tolist() == ids[-round(0.1 * len(ids)) + 1 :].tolist()
 
 

@@ -15,13 +15,12 @@ from sklearn.datasets import load_digits
 
 from examples.tables.writer import find_parts, write_table
 from samestep.hydra.compose import check
-from tests.conftest import NO_PICTURES
 
 SIZES = [
     "data=lance", "data.num_classes=10", "data.num_channels=1", "data.image_size=8",
     "data.mean=[0.3]", "data.std=[0.4]", "data.flip=false", "data.crop_padding=1",
     "data.global_batch_size=32", "data.num_threads=2", "model=mlp", "trainer.accelerator=cpu",
-    "trainer.max_epochs=3", "report=false", NO_PICTURES,
+    "trainer.max_epochs=3", "report=false",
 ]  # fmt: skip
 
 

@@ -13,23 +13,25 @@ import torch
 
 from examples.tables.datamodule import TableImages, checksum
 from examples.tables.tests.conftest import SIZES, data_of, lance_rows, save_to_disk, write
-from samestep import ArrowRows, BatchLoader, ConfigError, LanceRows, RunError
+from samestep import ArrowRows, BatchLoader, ConfigError, LanceRows, RunError, build_datamodule
+from samestep.hydra.compose import check
 from tests.conftest import run
 
 
 def test_every_tenth_image_is_held_out_where_no_table_is_for_validation(folders: Path):
     data = data_of(folders, "hf")
     parts = [data.train_set, data.val_set]
-    ids = [part[torch.arange(len(part))].ids.tolist() for part in parts]
+    ids = [part.rows_at(torch.arange(len(part))).tolist() for part in parts]
     assert sorted(ids[0] + ids[1]) == [*range(360)]
     assert ids[1] == [*range(9, 360, 10)]
-    assert data.train_set[torch.tensor([9, 200])].ids.tolist() == [10, 222]
+    all_images = TableImages(data.rows, 1, 8)[torch.tensor([10, 222])]
+    assert all(map(torch.equal, data.train_set[torch.tensor([9, 200])], all_images))
 
 
 def test_neighbours_that_are_mixed_are_read_together(tables: Path, monkeypatch: pytest.MonkeyPatch):
     blocks = "data.shuffle={_target_: samestep.data.order.Blocks, size: 16, at_once: 4}"
     data, read = data_of(tables, "lance", [blocks, "data.global_batch_size=24"]), []
-    data.augment.crop_padding = 0
+    data.crop_padding = 0
     read_block = LanceRows._read_block
     monkeypatch.setattr(
         LanceRows, "_read_block", lambda *args: read.append(args[1]) or read_block(*args)
@@ -133,7 +135,7 @@ def test_an_image_that_cannot_be_decoded_names_its_row(photos: Path, tmp_path: P
     write(tmp_path / "photos", str(tmp_path))
     table = lance.dataset(tmp_path / "train.lance").to_table()
     row = table["image"].to_pylist().index(b"no image")
-    with pytest.raises(RunError, match=f"train.lance: row {row} cannot be read: it is no image"):
+    with pytest.raises(RunError, match=f"train.lance: row {row}: cannot identify image file"):
         data_of(tmp_path, "lance").train_set[torch.arange(row, row + 1)]
 
 
@@ -145,3 +147,9 @@ def test_labels_that_are_no_numbers_are_one_message(tmp_path: Path):
         ConfigError, match=r"labels in its column kind are no numbers, such as 'cat'"
     ):
         images[torch.tensor([0])]
+
+
+@pytest.mark.parametrize("word", ["data.columns=[image]", "data.tables=[train.lance]"])
+def test_other_numbers_of_names_are_rejected(tables: Path, word: str):
+    with pytest.raises(ConfigError, match="columns must be two names, and tables two or three"):
+        build_datamodule(check([*SIZES, f"data.root={tables}", word]))

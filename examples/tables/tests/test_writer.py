@@ -114,18 +114,20 @@ def test_splits_of_hugging_face_become_tables_with_their_classes(folders: Path, 
     data = data_of(tmp_path / "b", "lance")
     assert data.class_names == [*"0123456789"]
     raw = next(iter(data.val_dataloader()))
-    mapped = next(iter(data_of(folders, "hf", ["data.tables.val=val"]).val_dataloader()))
-    assert torch.equal(raw.images, mapped.images)
-    assert torch.equal(raw.labels, mapped.labels)
+    mapped = next(iter(data_of(folders, "hf", ["data.tables=[train,val,test]"]).val_dataloader()))
+    assert all(map(torch.equal, raw, mapped))
     with pytest.raises(ConfigError, match=r"Parquet has no random access; convert it once with"):
         data_of(tmp_path / "hub", "hf")
 
 
 @pytest.mark.program
-def test_wrong_arguments_are_one_message(photos: Path):
+def test_wrong_arguments_are_one_message(photos: Path, tmp_path: Path):
     done = run("-m", "examples.tables.convert", "nowhere", f"{photos}/x")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "nowhere: must be a folder with train/<class>/" in done.stderr
+    (tmp_path / "photos/train/cat").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="photos: must be a folder with train/<class>/ and test/"):
+        find_parts(tmp_path / "photos", 0.1)
     with pytest.raises(ConfigError, match=r"--val 0.0: must leave some of the 400 training images"):
         find_parts(photos, 0.0)

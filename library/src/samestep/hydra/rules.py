@@ -172,7 +172,7 @@ OF_CALLBACKS = {
     "callbacks.ema.decay": BETWEEN_0_AND_1,
 }
 # Other callbacks, loggers, models and data check their own arguments.
-OF_DATA = {"data.global_batch_size": whole(1)}
+OF_DATA = {"data.global_batch_size": whole(1), "data.shuffle": BOOL | NODE}
 RULES: dict[str, Rule] = OF_RUN | OF_DATA | OF_TRAINER | OF_CLUSTER | OF_CALLBACKS
 
 
