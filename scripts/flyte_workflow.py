@@ -19,7 +19,7 @@ from typing import NamedTuple
 # Flyte's Elastic task spawns the processes that train. They import this file by its name, and get
 # the path of this process for that; pyflyte does not leave the folder of the file in it.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-# Rules of examples, which lie beside scripts/.
+# The examples lie beside scripts/.
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 from filelock import FileLock
 from flytekit import Resources, Secret, current_context, task, workflow
@@ -27,10 +27,9 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 from flytekitplugins.kfpytorch import Elastic
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from samestep import ConfigError, RunError, compose_run
+from samestep import ConfigError, RunError, build_datamodule, compose_run
 
 # The program is pyflyte, or pyflyte-execute in a pod, and may be called in any folder.
 os.environ["SAMESTEP_PROJECT"] = str(Path(__file__).resolve().parents[1])
@@ -97,18 +96,22 @@ class Result(NamedTuple):
     environment=VARIABLES,
 )
 def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
-    """Download and verify the images before any process trains."""
-    data = compose_run(hyperparameters.words()).data
+    """Download and verify the data before any process trains."""
+    cfg = compose_run([*hyperparameters.words(), "cluster.download=true"])
     folder = Path(current_context().working_directory, "data")
     folder.mkdir(parents=True)
-    source = instantiate(data.source, _convert_="all")
+    cfg.data.root = str(folder)
+    data = build_datamodule(cfg)
     try:
-        source.prepare(folder, download=True, mirror=data.mirror)
+        data.prepare_data()
+        data.setup("fit")
     except RunError as error:
+        if error.is_final is not False:
+            raise
         # The network may be the reason, and Flyte repeats a task only after this exception.
         raise FlyteRecoverableException(str(error)) from error
     # The digits are not downloaded: without this file the directory would be empty.
-    (folder / "source.json").write_text(json.dumps(data.source._target_))
+    (folder / "data.json").write_text(json.dumps(cfg.choices.data))
     return FlyteDirectory(str(folder))
 
 

@@ -1,9 +1,9 @@
 """Start a model or a data set of your own from a copy of an existing one.
 
-python scripts/new.py model NAME --from MODEL    # its config, its net and the test of the net
+python scripts/new.py model NAME --from MODEL    # its config and its net
 python scripts/new.py data NAME --from DATA      # its config
 
-In the net and its test the names of the old model and its class become the new ones.
+In the config and the net the names of the old model and its class become the new ones.
 """
 
 import importlib.util
@@ -34,9 +34,7 @@ def copy(root: Path, group: str, name: str, source: str) -> list[Path]:
     files, words = {configs / f"{source}.yaml": configs / f"{name}.yaml"}, {}
     if group == "model":
         module, old_class = find_net(configs / f"{source}.yaml")
-        test = root / f"tests/{module.parent}/test_{module.name}.py"
         files[root / f"src/{module}.py"] = root / f"src/{module.parent}/{name}.py"
-        files[test] = test.with_name(f"test_{name}.py")
         words = {source: name, module.name: name, old_class: new_class}
     for path in (*files.values(), configs / name):
         if path.exists():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from library.tests.kit import Clock
-from project.model.nets.mlp import MLP
+from project.nets.mlp import MLP
 from samestep.callbacks import clock
 from samestep.ranks import environment
 from tests.conftest import ROOT

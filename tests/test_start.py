@@ -11,7 +11,7 @@ from tests.printed_commands import find_lines, make_quick, type_line
 
 pytestmark = pytest.mark.nightly
 
-NET = "src/project/model/nets/squeeze.py"
+NET = "src/project/nets/squeeze.py"
 
 
 def test_the_first_ten_minutes(tmp_path: Path):

@@ -12,13 +12,9 @@ from samestep.command_line import call
 from samestep.errors import ConfigError
 from scripts import new
 from scripts.new import copy
-from tests.conftest import NO_PICTURES, ROOT, run, run_pytest
+from tests.conftest import ROOT, run
 
-WRITTEN = [
-    "configs/model/squeeze.yaml",
-    "src/project/model/nets/squeeze.py",
-    "tests/project/model/nets/test_squeeze.py",
-]
+WRITTEN = ["configs/model/squeeze.yaml", "src/project/nets/squeeze.py"]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +38,7 @@ def in_copy(root: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.program
-def test_a_copied_model_trains_and_its_test_passes(repository: Path):
+def test_a_copied_model_trains(repository: Path):
     before = files(repository)
     done = in_copy(repository, "scripts/new.py", "model", "squeeze", "--from", "cnn")
     assert done.returncode == 0, done.stderr
@@ -50,17 +46,12 @@ def test_a_copied_model_trains_and_its_test_passes(repository: Path):
     after = files(repository)
     assert after.keys() - before.keys() == set(WRITTEN)
     assert all(after[name] == before[name] for name in before)
-    config, net, test = (after[name] for name in WRITTEN)
-    assert "class Squeeze(nn.Module):" in net
-    assert "_target_: project.model.nets.squeeze.Squeeze\n" in config
-    assert "from project.model.nets.squeeze import Squeeze\n" in test
+    config, net = (after[name] for name in WRITTEN)
+    assert "class Squeeze(nn.Sequential):" in net
+    assert "_target_: project.nets.squeeze.Squeeze\n" in config
 
-    done = in_copy(
-        repository, "train.py", "model=squeeze", "debug=limit", "run_id=first", NO_PICTURES
-    )
+    done = in_copy(repository, "train.py", "model=squeeze", "debug=limit", "run_id=first")
     assert done.returncode == 0, done.stderr
-    done = run_pytest(repository, WRITTEN[2])
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.program
@@ -95,7 +86,7 @@ def test_copies_of_every_model_pass_the_linters(repository: Path):
         ("model", "new", "default", " cnn, "),
         ("model", "../new", "cnn", "use lower-case letters"),
         ("model", "class", "cnn", "not a name"),
-        ("model", "tensor", "cnn", "'Tensor' already occurs in the files"),
+        ("model", "tensor", "resnet18", "'Tensor' already occurs in the files"),
         ("model", "new", "alien", "alien.yaml names no net of this project"),
     ],
 )
@@ -116,7 +107,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(
     write = Path.write_text
 
     def write_or_fail(path: Path, *arguments: str) -> int:
-        if path.name == "test_late.py":
+        if path.name == "late.py":
             raise OSError(28, "No space left on device", str(path))
         return write(path, *arguments)
 
@@ -124,5 +115,5 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(
     monkeypatch.setattr(Path, "write_text", write_or_fail)
     monkeypatch.setattr(new, "ROOT", repository)
     assert call(lambda: new.main(["model", "late", "--from", "cnn"])) == 1
-    assert "test_late.py: No space left on device" in capsys.readouterr().err.splitlines()[-1]
+    assert "late.py: No space left on device" in capsys.readouterr().err.splitlines()[-1]
     assert files(repository) == before

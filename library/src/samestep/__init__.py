@@ -37,6 +37,7 @@ MODULES = {
     "RunError": "samestep.errors",
     "Slice": "samestep.data.sampler",
     "Trainer": "samestep.trainer",
+    "build_datamodule": "samestep.hydra.build",
     "build_run": "samestep.hydra.build",
     "compose_run": "samestep.hydra.program",
     "download_once": "samestep.download",

@@ -38,7 +38,12 @@ def test_a_new_claim_is_filled_and_stays(roomy: Cluster) -> None:
     official.mkdir()
     miniature = mirror.mnist(official)
     with mirror.serve(official) as server:
-        words = [*roomy.words("k8s"), *NEW, *miniature.overrides(root, server.url)]
+        words = [
+            *roomy.words("k8s"),
+            *NEW,
+            *miniature.overrides(root, server.url),
+            "data.num_val=20",
+        ]
         failed = roomy.samestep("launch", "--data", *words, "data.global_batch_size=many")
         assert failed.returncode == 2  # nobody was asked
         assert not roomy.left()
@@ -47,9 +52,10 @@ def test_a_new_claim_is_filled_and_stays(roomy: Cluster) -> None:
         # A pod that waits for its place is named before.
         assert "data-mnist: Complete" in first.stderr
         assert "persistentvolumeclaim/data created" in first.stdout
-        assert "/trainer] 200 training and 50 test samples are ready" in first.stdout
-        files = {name: (root / "mnist" / name).read_bytes() for name in miniature.files}
-        assert {name: mirror.md5(content) for name, content in files.items()} == miniature.files
+        assert "/trainer] ready: data=mnist train_set=180 val_set=20 test_set=50" in first.stdout
+        raw = root / "MNIST/raw"
+        found = {name: mirror.md5((raw / name).read_bytes()) for name in miniature.archives}
+        assert found == miniature.archives
 
     roomy.pods_do("echo error: no route to host; exit 2")
     failed = roomy.samestep("launch", "--data", *words)
