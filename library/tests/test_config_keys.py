@@ -18,6 +18,12 @@ EXPERIMENT, LIMIT, PER_NODE, COSMETIC = KeyScope
             PER_NODE,
             ["cluster", "cluster.timeout_s", "trainer.devices", "callbacks.x.every_s"],
         ),
+        (PER_NODE, ["data.root", "data.num_workers", "data.storage_options.region"]),
+        (EXPERIMENT, ["data.rooted", "data.num_val"]),
+        (
+            PER_NODE,
+            ["model.compile"],
+        ),
         (
             COSMETIC,
             ["run_dir", "callbacks.a.dirpath", "choices.data", "logger.wandb.name"],
@@ -27,9 +33,3 @@ EXPERIMENT, LIMIT, PER_NODE, COSMETIC = KeyScope
 )
 def test_each_key_has_one_scope(scope: KeyScope, keys: list[str]):
     assert {scope_of(key) for key in keys} == {scope}
-
-
-def test_keys_of_the_user_may_differ_from_node_to_node():
-    assert scope_of("data.root", ["data\\.(root|mirror)"]) is PER_NODE
-    assert scope_of("data.rooted", ["data\\.(root|mirror)"]) is EXPERIMENT
-    assert scope_of("trainer.max_epochs", ["trainer\\..*"]) is LIMIT

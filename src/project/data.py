@@ -111,11 +111,10 @@ class Images(L.LightningDataModule):
         numbers = numbers[place.start :][: len(images)].to(device, non_blocking=True)
         top, left = (numbers[:, :2] * (2 * padding + 1)).long().unbind(1)
         padded = F.pad(images, [padding])
-        # A row of a crop is a window into memory, which index_select copies as a whole.
-        rows = torch.arange(0, padded.numel(), padded.shape[3], device=device)
-        rows = rows.view(padded.shape[:3])[:, :, :height] + top[:, None, None] * padded.shape[3]
-        windows = padded.flatten().unfold(0, width, 1)
-        crops = windows.index_select(0, (rows + left[:, None, None]).flatten()).view(images.shape)
+        # A row of each crop is a window into memory, which index_select copies as a whole.
+        row = torch.arange(0, padded.numel(), padded.shape[3], device=device).view(padded.shape[:3])
+        at = row[:, :, :height] + (top * padded.shape[3] + left)[:, None, None]
+        crops = padded.flatten().unfold(0, width, 1).index_select(0, at.flatten()).view_as(images)
         if self.flip:
             crops = torch.where(numbers[:, 2, None, None, None] < 0.5, crops.flip(3), crops)
         return [crops, labels]

@@ -80,7 +80,7 @@ class Classifier(L.LightningModule):
     def build_optimizer(self, total_steps: float) -> Any:
         """The optimizer, and a schedule that ends with the last step."""
         optimizer = self.optimizer(self.parameter_groups())
-        schedule = self.lr_scheduler(optimizer, total_steps=int(total_steps))
+        schedule = self.lr_scheduler(optimizer, total_steps=max(1, total_steps))
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -126,7 +126,6 @@ def test_a_fifth_of_a_folder_is_the_test_set_if_it_is_not_split(pets: Path):
     ("words", "message"),
     [
         (["data.num_classes=9"], r"the model knows 9 classes, and the data have \['0', '1'"),
-        (["data.num_val=1437"], "batch_size=32: must be at least 1, and with drop_last at most"),
     ],
 )
 def test_data_that_do_not_fit_the_configuration_are_an_error(words: list[str], message: str):

@@ -59,8 +59,8 @@ def test_a_run_that_is_trusted_may_name_anything(run_dir: Path) -> None:
 
 def test_a_class_that_is_gone_is_named(run_dir: Path) -> None:
     text = (run_dir / "config.yaml").read_text()
-    (run_dir / "config.yaml").write_text(text.replace("classifier.ImageClassifier", "gone.Gone"))
-    with pytest.raises(ConfigError, match=r"project\.model\.gone\.Gone"):
+    (run_dir / "config.yaml").write_text(text.replace("model.Classifier", "model.Gone"))
+    with pytest.raises(ConfigError, match=r"project\.model\.Gone"):
         load_run(run_dir)
 
 

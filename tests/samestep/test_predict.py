@@ -116,6 +116,7 @@ def test_a_file_that_cannot_be_read_is_named(
         assert err.count("\n") == 1
 
 
+@pytest.mark.filterwarnings("ignore:Total length of `DataLoader`")
 def test_wrong_usage_is_one_line(predict: Predict, files: list[Path]) -> None:
     for words, message in [
         (["--top", 11, files[0]], "--top 11: must not exceed the 10 classes of the run"),

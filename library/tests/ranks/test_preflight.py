@@ -110,29 +110,6 @@ def test_missing_gpus_are_told_before_the_ranks_meet(spec, torchrun, monkeypatch
         preflight.find_rank_zero("gpu", 300)
 
 
-class WithLoaders(L.LightningDataModule):
-    def __init__(self, num_bytes: int) -> None:
-        super().__init__()
-        self.num_bytes = num_bytes
-
-    def shared_memory_bytes(self) -> int:
-        return self.num_bytes
-
-
-def test_loaders_need_room_in_shared_memory(spec, model, torchrun, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(preflight, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 3 * 100))
-    torchrun(LOCAL_WORLD_SIZE="3", WORLD_SIZE="3")
-    enough = inspect(spec(devices=3), model, WithLoaders(100))
-    assert found(enough, "shared memory").result == "ok"
-    finding = found(inspect(spec(devices=3), model, WithLoaders(101)), "shared memory")
-    assert finding.result == "failed"
-    assert "docker --shm-size" in finding.remedy
-    for without in (DATA, WithLoaders(0)):
-        findings = inspect(spec(devices=3), model, without)
-        assert "shared memory" not in {finding.check for finding in findings}
-
-
 def test_a_run_directory_that_cannot_be_written(spec, model, tmp_path: Path):
     (tmp_path / "test").write_text("a file where the directory should be")
     with pytest.raises(
@@ -212,7 +189,8 @@ def test_nodes_that_do_not_share_the_run_directory_are_told_in_one_line(
 
 def test_what_differs_between_ranks_is_named(spec):
     def of(*, root: str = "a", epochs: int = 2, workers: int = 0) -> dict[str, str]:
-        config = {"run_root": root, "trainer": {"max_epochs": epochs}, "data": {"num_workers": workers}}
+        data = {"num_workers": workers}
+        config = {"run_root": root, "trainer": {"max_epochs": epochs}, "data": data}
         return identity(spec(config=config))
 
     first = of()

@@ -10,7 +10,7 @@ WRITES = [
     "builtins.open", "builtins.eval", "os.system", "subprocess.Popen", "functools.partial",
     "pathlib.Path.write_text", "hydra.utils.instantiate", "torch.load", "torch.hub.load",
     "torch.utils.cpp_extension.load_inline", "numpy.load", "pickle.loads",
-    "torchvision.datasets.MNIST", "samestep.run.files.write_text", "lightning.Trainer",
+    "torchvision.datasets.KMNIST", "samestep.run.files.write_text", "lightning.Trainer",
     # What the project imports is not of the project.
     "project.data.torch.load", "project.model.torch.load",
     "samestep.callbacks.predictions.Predictions", "project.train",

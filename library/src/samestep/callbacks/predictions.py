@@ -41,8 +41,7 @@ class Predictions(L.Callback):
     ``test_step`` returns a dictionary of columns: ``truth``, int64 ``[B]``, the right classes;
     ``probability`` ``[B, C]``, a score of each class; and ``image``, uint8 ``[B, 1 or 3, H, W]``,
     if the samples are images. A test that returns anything else leaves nothing. The classes are
-    called as ``class_names`` of the DataModule says, otherwise by their numbers. The accuracy of
-    each is logged as ``test/accuracy_<class>``.
+    called as ``class_names`` of the DataModule says, otherwise by their numbers.
 
     Writes into ``dirpath``, where ``report.html`` finds them, and removes those of an earlier test:
 
@@ -69,7 +68,6 @@ class Predictions(L.Callback):
         """Forget the test before."""
         self.batches: list[Tensor] = []  # of this rank, [B, 3 + C]: the columns of guesses.csv
         self.mistakes: list[Mistake] = []  # surest first
-        self.rows = torch.empty(0)
 
     def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Keep all guesses, and the images that the grid will show."""
@@ -89,21 +87,12 @@ class Predictions(L.Callback):
         self.mistakes.sort(key=lambda mistake: -mistake[0][2])
         del self.mistakes[GRID_IMAGES:]
 
-    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the accuracy of each class; every rank must call this."""
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the tables; every rank must call this."""
         # Each batch is cut into contiguous slices, rank by rank.
         slices = zip_longest(*gather(self.batches), fillvalue=torch.empty(0))
-        self.rows = torch.cat([torch.empty(0), *chain.from_iterable(slices)])
-        if len(self.rows):
-            truths, guesses = self.rows[:, :2].long().T
-            for number in truths.unique().tolist():  # a class without samples has no accuracy
-                name = names_of(trainer, self.rows)[number]
-                accuracy = (guesses[truths == number] == number).float().mean()
-                pl_module.log(f"test/accuracy_{name}", accuracy, sync_dist=True)
-
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the tables."""
-        rows, mistakes = self.rows, self.mistakes
+        rows = torch.cat([torch.empty(0), *chain.from_iterable(slices)])
+        mistakes = self.mistakes
         # A checkpoint that is saved later must not hold them.
         self.on_test_start()
         if not trainer.is_global_zero:
@@ -116,7 +105,10 @@ class Predictions(L.Callback):
 
     def write(self, trainer: Any, rows: Tensor, mistakes: Sequence[Mistake]) -> None:
         """Write the tables of ``rows`` ``[N, 3 + C]``, and show them in the trackers."""
-        names = names_of(trainer, rows)
+        num_classes = rows.shape[1] - 3
+        given = getattr(trainer.datamodule, "class_names", None) or ()
+        # What has no name is called by its number.
+        names = [*map(str, [*given, *range(len(given), num_classes)])][:num_classes]
         confusion = count_confusion(rows, names)
         paths = [
             self.save("guesses", name_guesses(rows, names), GUESSES),
@@ -154,13 +146,6 @@ class Predictions(L.Callback):
             csv.writer(file, lineterminator="\n").writerows(table)
         path.with_suffix(".txt").write_text(f"{words}\n", encoding="utf-8")
         return path
-
-
-def names_of(trainer: Any, rows: Tensor) -> list[str]:
-    """A name for each class; what has none is called by its number."""
-    num_classes = rows.shape[1] - 3
-    given = getattr(trainer.datamodule, "class_names", None) or ()
-    return [*map(str, [*given, *range(len(given), num_classes)])][:num_classes]
 
 
 def name_guesses(rows: Tensor, names: Sequence[str]) -> Iterator[list[Any]]:

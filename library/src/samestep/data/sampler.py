@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from samestep.data.seeds import generator, isolated_rng, seed_sample
-from samestep.errors import ConfigError
 
 
 class Slice(NamedTuple):
@@ -70,12 +69,6 @@ class GlobalBatchSampler(Sampler[Slice]):
         drop_last: bool,
         batches_per_step: int = 1,
     ) -> None:
-        most = num_samples if drop_last else max(1, batch_size)
-        if not 1 <= batch_size <= most:
-            raise ConfigError(
-                f"batch_size={batch_size}: must be at least 1, and with drop_last at most the "
-                f"{num_samples} samples of the data set"
-            )
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.rank = rank

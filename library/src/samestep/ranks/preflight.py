@@ -29,7 +29,6 @@ from samestep.ranks.process_group import broadcast, device_kind
 from samestep.run_spec import RunSpec, check_shares, leaves
 
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that pip has installed
-SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
 CONFIG_CHECKS = {
     "world size",
     "accelerator",
@@ -145,7 +144,7 @@ def inspect(
     First come the checks that succeeded, then those that failed and on which ranks. ``more`` are
     findings that this rank has made before.
     """
-    mine = [*check_this_rank(spec, model, datamodule), *more]
+    mine = [*check_this_rank(spec, model), *more]
     values: dict[str, str] = {}
     # One rank has no other rank to differ from, and hashing the code takes a moment.
     if environment.world_size() > 1:
@@ -190,14 +189,8 @@ def merge(
     return [finding for finding in good if finding.check not in faulty], faults
 
 
-def check_this_rank(
-    spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule | None
-) -> Iterator[Finding]:
-    """Yield what this rank finds without the others.
-
-    The optional method ``shared_memory_bytes()`` of the DataModule says how many bytes the loader
-    processes of one rank hold in ``/dev/shm``.
-    """
+def check_this_rank(spec: RunSpec, model: L.LightningModule) -> Iterator[Finding]:
+    """Yield what this rank finds without the others."""
     yield check_world_size(spec)
     yield check_accelerator(spec.accelerator)
     # A text is "equal" or "auto", which fits any number of ranks.
@@ -205,11 +198,6 @@ def check_this_rank(
         fault = check_shares(spec.shares, environment.num_nodes(), environment.world_size())
         fact, _, remedy = (fault or setting("shares", spec.shares)).partition("; ")
         yield Finding("shares", fact, remedy)
-    shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
-    if shared_memory_bytes and SHARED_MEMORY.exists():
-        needed = shared_memory_bytes * environment.local_world_size()
-        remedy = f"enlarge {SHARED_MEMORY} (docker --shm-size), or lower {option('num_workers')}"
-        yield check_room("shared memory", SHARED_MEMORY, needed, remedy)
     yield from check_lazy_layers(model)
     # The other ranks of a node write nothing there, and other nodes may not have it.
     if environment.rank() == 0:
