@@ -55,7 +55,6 @@ def test_unequal_nodes_learn_the_digits_and_count_every_image_once(tmp_path: Pat
     for stage, count in {"val": epochs, "test": 1}.items():
         ids = [id for batch in recorded(tmp_path / "r", stage) for id in batch]
         assert len(ids) == count * len(set(ids)) > 0
-    assert not set(ids) - set(range(10_000))
     assert len(ids) > 300  # of the test
     assert [len(batch) for batch in recorded(tmp_path / "r", "val")] == [2] * epochs
 
