@@ -41,8 +41,8 @@ from typing import Any, NoReturn
 # None of them may start a thread or keep a variable that differs from program to program, as
 # kubernetes does with KUBECONFIG.
 LIBRARIES = (
-    "hydra", "jinja2", "lightning", "optuna", "torch.distributed.run", "torch.utils.tensorboard",
-    "torchvision.transforms.v2",
+    "hydra", "jinja2", "lightning", "optuna", "sklearn.datasets", "torch.distributed.run",
+    "torch.utils.tensorboard", "torchvision.datasets", "torchvision.transforms.v2",
 )  # fmt: skip
 
 # What a fork runs with ``python -m``. Other modules, such as pip, need none of the libraries.
