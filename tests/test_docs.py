@@ -30,7 +30,7 @@ EXPERIMENTS = [
 IS_TEMPLATE = (ROOT / "copier.yml").exists()  # not a copy of it
 NOT_HERE = (  # the reader makes
     "configs/local", "configs/cluster/ours", "configs/model/squeeze", "src/pets", "tests/pets",
-    "src/project/model/nets/squeeze",
+    "src/project/nets/squeeze", "src/project/squares",
 )  # fmt: skip
 if not IS_TEMPLATE:
     NOT_HERE += ("tests/",)  # tests that stay with the template

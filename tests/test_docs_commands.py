@@ -50,8 +50,8 @@ NOT_TYPED = {  # pattern of a line: why it is not typed, or where
     r"python -m samestep.launch.entrypoint": "pods; tests/samestep/launch/test_entrypoint.py",
     r"node-rank=N|NODE_0": "several machines; tests/samestep/launch/test_printed_commands.py",
     # It needs a device, or what is downloaded.
-    r"^(?!.*samestep launch).*(data=cifar10|prepare_data.py)":
-        "a download; tests/project/data/test_download.py",
+    r"^(?!.*samestep launch).*(data=cifar10|data.mirror=|prepare_data.py)":
+        "a download; the tests of samestep.download_once",
     r"nproc-per-node=8": "GPUs; composed by tests/test_docs.py",
     r"docker build|docker push|printf |docker run ": "Docker; tests/test_image.py",
     r"pip install |pyflyte run ": "packages; tests/scripts/test_flyte.py",
@@ -80,7 +80,6 @@ NOT_COMMANDS = {  # first words of blocks that show something else
     ("README.md", "Run:"), ("README.md", "train.py"), ("README.md", "runs/<run_id>/"),
     ("README.md", "undisturbed"),
     ("docs/clusters/entrypoint.md", "entrypoint:"),
-    ("docs/reference.md", "options:"),
     ("docs/report.md", "Note:"),
 }  # fmt: skip
 STAND_INS = {
@@ -239,7 +238,7 @@ def test_a_search_is_right_as_printed(command: Command, monkeypatch: pytest.Monk
 
 @of_program("scripts/prepare_data.py")
 def test_the_data_that_are_prepared_are_a_choice(command: Command):
-    assert check(arguments_of(command)).data.source.files
+    assert check(arguments_of(command)).data.dataset._partial_
 
 
 def find_targets(folder: Path) -> list[str]:
