@@ -80,6 +80,18 @@ def test_wrong_or_half_files_are_not_kept(tmp_path: Path, served, server):
     assert names(tmp_path / "a") == [".lock"]
 
 
+def test_an_archive_with_paths_outside_its_folder_is_not_opened(tmp_path: Path):
+    """It has another checksum than torchvision knows, whatever the configuration says."""
+    (tmp_path / "served").mkdir()
+    small = mirror.cifar10(tmp_path / "served")
+    (archive,) = (tmp_path / "served").iterdir()
+    archive.write_bytes(mirror.tar({"../../evil": b"evil", "/tmp/samestep-evil": b"evil"}))
+    with mirror.serve(tmp_path / "served") as server, pytest.raises(RunError, match="corrupted"):
+        download_once(small.dataset(), str(tmp_path / "data"), download=True, mirror=server.url)
+    assert not [*tmp_path.rglob("*evil*")]
+    assert not Path("/tmp/samestep-evil").exists()
+
+
 def test_a_silent_server_is_given_up(tmp_path: Path, served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(download, "SILENCE_S", 0.1)
     silent = socket.create_server(("127.0.0.1", 0))  # accepts, and never answers
