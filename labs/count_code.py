@@ -21,8 +21,8 @@ PACKAGES = (
     "library/tests",
 )
 PATH_TO_FIRST_STEP = (
-    "train.py", "src/project/train.py", "src/project/data/datamodule.py",
-    "src/project/model/classifier.py", "src/project/model/nets/cnn.py",
+    "train.py", "src/project/train.py", "src/project/data.py", "src/project/model.py",
+    "src/project/nets/cnn.py",
 )  # fmt: skip
 """What one reads from the command to the first optimizer step, in this order."""
 

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from statistics import median
 from typing import Any
@@ -21,28 +21,21 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from labs.bench.callbacks import CURVE, Timer, mean_over_ranks
 from labs.bench.workloads import TASKS, configure, parts
-from project.data.images import Batch, ImageSet
 from samestep.data.sampler import Slice
 from samestep.data.seeds import generator
 from samestep.hydra import build
 
 NOTHING = nullcontext()
-Batches = Iterable[tuple[Tensor, Tensor]]
-
-
-def index_pixel_by_pixel(self: ImageSet, positions: Tensor) -> Batch:
-    ids = self.ids[positions]
-    return Batch(self.source.images[ids], self.source.labels[ids], ids)
+Batches = Iterable[Sequence[Tensor]]
 
 
 PATCHES = "samestep.ranks.compat"
 LEVERS = {  # what makes our steps cheap: how, and what is put where to undo it
-    "gather": ("batches copied image by image", "project.data.images.ImageSet.__getitem__",
-               index_pixel_by_pixel),
+    "gather": ("batches copied image by image", "samestep.data.loader.take", Tensor.__getitem__),
     "search": ("no search for GPUs", f"{PATCHES}.search_gpus_once", lambda: None),
     "loop": ("calls only what there is",
              "samestep.loops.EpochLoop._train_on_next", _TrainingEpochLoop.advance),
@@ -94,27 +87,26 @@ def bare(task: str, *more: str) -> dict[str, Any]:
     model, data = parts(configure(task, *more))
     data.setup("fit")
     device = torch.device("cuda" if task.startswith("gpu") else "cpu")
-    normalize = model.normalize.to(device)
-    images, labels = resident(data.train_set, device)
-    val_images, val_labels = resident(data.val_set, device)
+    net, model.net = model.net.to(device), nn.Identity()
+    normalize = model.to(device)
+    images, labels = (tensor.to(device) for tensor in data.train_set.tensors)
+    val_images, val_labels = (tensor.to(device) for tensor in data.val_set.tensors)
     val = list(zip(normalize(val_images).split(2048), val_labels.split(2048), strict=True))
-    is_augmented = data.augment.flip
-    if not is_augmented:
+    if not data.flip:
         images = normalize(images)
     batch_size = data.global_batch_size
     begin, end = batch_size * rank // size, batch_size * (rank + 1) // size
 
-    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(epoch: int) -> Iterator[list[Tensor]]:
         order = torch.randperm(len(images), generator=generator(data.seed, epoch))
         for number in range(len(order) // batch_size):
             ids = order[number * batch_size :][begin:end].to(device)
-            batch = images[ids]
-            if is_augmented:
-                place = Slice(ids, epoch, number, begin, batch_size)
-                batch = normalize(data.augment.change(batch, place))
-            yield batch, labels[ids]
+            batch = [images[ids], labels[ids]]
+            if data.flip:
+                batch = data.augment(batch, Slice(ids, epoch, number, begin, batch_size))
+                batch[0] = normalize(batch[0])
+            yield batch
 
-    net = model.net.to(device)
     if task == "gpu-resnet":
         net.to(memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
@@ -135,17 +127,11 @@ def bare_linear() -> dict[str, Any]:
     return loop(model.net, optimizer, epochs)
 
 
-def resident(images: ImageSet, device: torch.device) -> tuple[Tensor, Tensor]:
-    """All images of a set and their labels, on a device."""
-    source = images.source
-    return source.images[images.ids].to(device), source.labels[images.ids].to(device)
-
-
 class PerSample(Dataset[tuple[Tensor, int]]):
     """Images as torchvision gives them: each goes through its transforms alone."""
 
-    def __init__(self, images: ImageSet, transform: Callable[[Any], Tensor]) -> None:
-        self.images, labels = resident(images, torch.device("cpu"))
+    def __init__(self, images: TensorDataset, transform: Callable[[Any], Tensor]) -> None:
+        self.images, labels = images.tensors
         self.labels, self.transform = labels.tolist(), transform
 
     def __len__(self) -> int:
@@ -164,7 +150,7 @@ def textbook_data(data: Any) -> tuple[PerSample, PerSample]:
 
     data.setup("fit")
     last = [T.ToTensor(), T.Normalize(data.mean, data.std)]
-    first = [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip()] if data.augment.flip else []
+    first = [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip()] if data.flip else []
     return (
         PerSample(data.train_set, T.Compose([*first, *last])),
         PerSample(data.val_set, T.Compose(last)),

@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from torch import nn
 
 from labs.bench.workloads import configure
 
@@ -32,12 +33,13 @@ def memory() -> dict[str, float]:
     from samestep.hydra import build
 
     cfg = configure("cifar")
-    data, normalize = build.build_datamodule(cfg), build.build_model(cfg).normalize
+    data, normalize = build.build_datamodule(cfg), build.build_model(cfg)
+    normalize.net = nn.Identity()
     data.setup("fit")
     loader = data.train_dataloader()
 
     def one_pass() -> int:
-        return sum(len(normalize(batch.images)) for batch in loader)
+        return sum(len(normalize(images)) for images, _ in loader)
 
     return {"value": 1e6 * per_image(one_pass)["value"]}
 
@@ -68,20 +70,13 @@ def folder(folder: str) -> dict[str, float]:
     data.prepare_data()
     data.setup("fit")
     loader = data.train_dataloader()
-    return per_image(lambda: sum(len(batch.images) for batch in loader))
+    return per_image(lambda: sum(len(images) for images, _ in loader))
 
 
 def with_pillow(content: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(content))
     image.draft("RGB", (SIZE, SIZE))
     return image.convert("RGB")
-
-
-def with_simplejpeg(content: bytes) -> Image.Image:
-    import simplejpeg
-
-    pixels = simplejpeg.decode_jpeg(content, "RGB", min_height=SIZE, min_width=SIZE)
-    return Image.fromarray(pixels)
 
 
 def with_torchvision(content: bytes) -> Image.Image:
@@ -92,11 +87,7 @@ def with_torchvision(content: bytes) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
 
 
-DECODERS = {
-    "pillow": with_pillow,
-    "simplejpeg": with_simplejpeg,
-    "torchvision": with_torchvision,
-}
+DECODERS = {"pillow": with_pillow, "torchvision": with_torchvision}
 
 
 def decode(folder: str, decoder: str) -> dict[str, float]:

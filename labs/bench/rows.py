@@ -88,9 +88,9 @@ def rows_of_images(folder: Path) -> list[Row]:
         ),
         Row(
             "jpeg", "JPEGs of 500 px to 224 px, for an image: data=folder, and loops over decoders",
-            {"simplejpeg": f"{decode} simplejpeg", "folder": f"{LOADING}:folder {folder}",
-             "pillow": f"{decode} pillow", "torchvision": f"{decode} torchvision"},
-            ["simplejpeg / folder >= 0.9", "pillow / simplejpeg", "torchvision / simplejpeg"],
+            {"pillow": f"{decode} pillow", "folder": f"{LOADING}:folder {folder}",
+             "torchvision": f"{decode} torchvision"},
+            ["pillow / folder >= 0.9", "torchvision / folder"],
             prepare=lambda: write_photos(folder),
         ),
     ]  # fmt: skip

@@ -9,7 +9,6 @@ writes them, or sorted by class, which is the worst that can happen.
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from project.data.sources import Digits, Images
+from project.data import digits
 from samestep.data.order import Blocks, make_order
 from samestep.data.seeds import generator
 
@@ -41,27 +40,28 @@ def displacement(order: bool | Blocks, num: int = 10**5) -> float:
 
 def losses(order: bool | Blocks, rows: str, seed: int, epochs: int) -> list[float]:
     """Loss of the test images after each epoch."""
-    train, test = (Digits().load(Path(), train=is_train) for is_train in (True, False))
-    way = torch.randperm(len(train.labels), generator=generator(0))
+    train, test = (digits(None, is_train, download=False) for is_train in (True, False))
+    images, labels = map(torch.as_tensor, (train.data, train.targets))
+    way = torch.randperm(len(labels), generator=generator(0))
     if rows == "sorted":
-        way = way[train.labels[way].argsort(stable=True)]
-    train = Images(*(part[way] for part in train))
+        way = way[labels[way].argsort(stable=True)]
+    images, labels = images[way], labels[way]
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    num = len(train.labels) // BATCH * BATCH
+    num = len(labels) // BATCH * BATCH
 
     def loss_of(images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(net(images.float() / 128 - 0.6), labels)
 
     found = []
     for epoch in range(epochs):
-        for ids in make_order(len(train.labels), order, seed, epoch)(0, num).split(BATCH):
+        for ids in make_order(len(labels), order, seed, epoch)(0, num).split(BATCH):
             optimizer.zero_grad()
-            loss_of(train.images[ids], train.labels[ids]).backward()
+            loss_of(images[ids], labels[ids]).backward()
             optimizer.step()
         with torch.inference_mode():
-            found.append(loss_of(*test).item())
+            found.append(loss_of(*map(torch.as_tensor, (test.data, test.targets))).item())
     return found
 
 

@@ -204,7 +204,7 @@ def decode(folder: str, size: str, where: str) -> dict[str, float]:
         data.setup("fit")
         loader = data.train_dataloader()
         start = time.perf_counter()
-        count = sum(len(batch.images) for batch in loader)
+        count = sum(len(images) for images, *_ in loader)
         return {"value": 1e6 * (time.perf_counter() - start) / count}
 
 

@@ -1,7 +1,7 @@
 """What all contenders of a workload share: images, the first weights, and the settings of a run."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
-from project.data.sources import Images
 from samestep.data.loader import BatchLoader
 from samestep.hydra import build
 from samestep.hydra.compose import check
@@ -33,12 +32,12 @@ class Task(NamedTuple):
 
 CPU = ["trainer.accelerator=cpu"]
 ADAM = [
-    "model/optimizer=adamw", "model.optimizer._target_=torch.optim.Adam",
-    "model.optimizer.lr=1e-3", "~model.optimizer.weight_decay", "model/lr_scheduler=warmup_cosine",
-    "model.lr_scheduler._target_=labs.bench.workloads.constant", "~model.lr_scheduler.warmup",
+    "model/optimizer=adamw", "model.optimizer._target_=labs.bench.workloads.adam",
+    "model.optimizer.lr=1e-3", "~model.optimizer.weight_decay",
+    "model.lr_scheduler._target_=labs.bench.workloads.constant",
 ]  # fmt: skip
-MNIST = ["data=mnist", "model=mlp", "data.global_batch_size=128", "+data.source.shape=[1,28,28]"]
-CIFAR = ["data=cifar10", "data.global_batch_size=256", "+data.source.shape=[3,32,32]"]
+MNIST = ["data=mnist", "model=mlp", "data.global_batch_size=128"]
+CIFAR = ["data=cifar10", "data.global_batch_size=256"]
 CNN = ["model=cnn", "model.net.channels=[6,16]"]  # the net of guide D
 LINEAR = [*CPU, "callbacks.checkpoints.monitor=train/loss", "callbacks.checkpoints.mode=min"]
 TASKS = {
@@ -55,32 +54,24 @@ TASKS = {
 }
 
 
-class Pictures:
-    """A source of images: noise, and a pattern of its class. The loss depends on the order.
-
-    Args:
-        num_images: for training and validation.
-        shape: of an image.
-        official: what the configuration says of the official files, which are not read.
-    """
-
-    def __init__(self, num_images: int, shape: Sequence[int], **official: Any) -> None:
-        self.num_images = num_images
-        self.shape = tuple(shape)
-
-    def prepare(self, root: Path, *, download: bool, mirror: str | None) -> None:
-        pass
-
-    def load(self, root: Path, *, train: bool) -> Images:
-        count = self.num_images if train else 500
-        rng = np.random.default_rng(int(train))
-        labels = rng.integers(0, 10, count)
-        patterns = np.random.default_rng(9).integers(0, 96, (10, *self.shape), dtype=np.uint8)
-        images = rng.integers(0, 160, (count, *self.shape), dtype=np.uint8) + patterns[labels]
-        return Images(torch.from_numpy(images), torch.from_numpy(labels))
+def pictures(
+    root: str, train: bool, download: bool, num_images: int, shape: Sequence[int]
+) -> SimpleNamespace:
+    """Images of noise and a pattern of their class: the loss depends on the order."""
+    count = num_images if train else 500
+    rng = np.random.default_rng(int(train))
+    labels = rng.integers(0, 10, count)
+    patterns = np.random.default_rng(9).integers(0, 96, (10, *shape), dtype=np.uint8)
+    images = rng.integers(0, 160, (count, *shape), dtype=np.uint8) + patterns[labels]
+    return SimpleNamespace(data=np.moveaxis(images, 1, 3), targets=labels, classes=[*range(10)])
 
 
-def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
+def adam(groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+    """One group of parameters, as in the bare loops: each costs kernels of its own."""
+    return torch.optim.Adam([p for group in groups for p in group["params"]], **options)
+
+
+def constant(optimizer: Optimizer, **options: Any) -> LambdaLR:
     """A schedule that changes nothing, because the bare loops have none."""
     return LambdaLR(optimizer, lambda step: 1.0)
 
@@ -125,8 +116,9 @@ def configure(task: str, *more: str) -> DictConfig:
     if num_train:
         words = [
             *words, *ADAM, f"data.num_val={num_val}",
-            "data.source._target_=labs.bench.workloads.Pictures",
-            f"+data.source.num_images={num_train + num_val}",
+            "data.dataset._target_=labs.bench.workloads.pictures",
+            f"+data.dataset.num_images={num_train + num_val}",
+            "+data.dataset.shape=[${data.num_channels},${data.image_size},${data.image_size}]",
         ]  # fmt: skip
     return check([*words, "run_id=bench", f"trainer.max_epochs={num_epochs}", *more])
 

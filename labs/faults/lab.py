@@ -29,12 +29,12 @@ from library.tests.programs import PATIENCE_S
 from samestep.ranks.process_table import descendants_of
 from samestep.report.wall_time import account_of
 from samestep.run import record, wall_time
-from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics, free_port, run_ranks
+from tests.conftest import ROOT, environment, final_metrics, free_port, run_ranks
 from tests.project.test_train import history
 
 BASE = [
     "trainer.accelerator=cpu", "data.global_batch_size=60", "trainer.max_epochs=3", "model=mlp",
-    "model.net.dropout=0.2", "data.crop_padding=1", NO_PICTURES,
+    "model.net.dropout=0.2", "data.crop_padding=1",
     # A save within an epoch would leave less to repeat.
     "callbacks.checkpoints.every_s=300",
 ]  # fmt: skip

@@ -16,9 +16,10 @@ import torch
 from labs.faults import store
 from library.tests import etcd_server
 from library.tests.programs import until
-from project.data.images import ImageSet
+from samestep.data import loader
 from samestep.errors import ConfigError
 from samestep.ranks import environment, stopping
+from tests.recorder import name_samples
 
 
 class Saboteur(L.Callback):
@@ -146,14 +147,14 @@ class Saboteur(L.Callback):
         self.module = pl_module
         self._wrap(os, "fsync", "save")
         self._wrap(Path, "replace", "rename")
-        read = ImageSet.__getitem__
+        read = loader._Slices.read
 
-        def reading(images: ImageSet, where: Any) -> Any:
+        def reading(*args: Any) -> Any:
             if trainer.training:
                 self.meet("load", trainer.global_step)
-            return read(images, where)
+            return read(*args)
 
-        ImageSet.__getitem__ = reading
+        loader._Slices.read = reading
         self.meet("start", 0)
 
     def _wrap(self, owner: Any, name: str, where: str) -> None:
@@ -169,7 +170,7 @@ class Saboteur(L.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         line = {
             "attempt": self.attempt, "step": trainer.global_step, "batch": batch_idx,
-            "time": time.time(), "ids": batch.ids.tolist(), "epoch": trainer.current_epoch,
+            "time": time.time(), "ids": name_samples(batch), "epoch": trainer.current_epoch,
             "world_size": trainer.world_size,
         }  # fmt: skip
         with (self.dirpath / f"rank-{trainer.global_rank}.jsonl").open("a") as file:

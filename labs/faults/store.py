@@ -47,14 +47,14 @@ def write_tables(root: Path) -> None:
     if root.exists():
         return
     from examples.tables.writer import find_parts, write_table
-    from project.data.sources import Digits
+    from project.data import digits
 
     folder = root.with_name(f"{root.name}-files")
-    images, labels = Digits().load(Path(), train=True)
+    found = digits(None, train=True, download=False)
     for number in range(500):
         content = io.BytesIO()
-        Image.fromarray(images[number, 0].numpy()).save(content, "PNG")
-        name = f"{'train' if number % 5 else 'test'}/{labels[number]}/{number}.png"
+        Image.fromarray(found.data[number]).save(content, "PNG")
+        name = f"{'train' if number % 5 else 'test'}/{found.targets[number]}/{number}.png"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content.getvalue())
     for part in find_parts(folder, 0.1):

@@ -34,7 +34,7 @@ from samestep.verify.experiments import (
     Settings,
     slug,
 )
-from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics
+from tests.conftest import ROOT, environment, final_metrics
 
 ON_RANKS, RANKS_STOPPED = "2 ranks", f"2 ranks, {STOPPED}"
 COLUMNS = (UNDISTURBED, STOPPED, KILLED, ON_RANKS, RANKS_STOPPED)
@@ -42,7 +42,6 @@ GOOD = (IDENTICAL, ANNOUNCED, REJECTED)
 BASE = [
     "trainer.accelerator=cpu", "trainer.max_epochs=3", "trainer.log_every_n_steps=1",
     "callbacks.checkpoints.monitor=val_loss", "callbacks.checkpoints.mode=min", "report=false",
-    NO_PICTURES,
 ]  # fmt: skip
 OF_WEIGHTS = ("parameter", "buffer", "metric")
 """What ``is_per_rank`` excuses: not other samples, and not ranks that have diverged."""

@@ -19,7 +19,7 @@ from library.tests.programs import PATIENCE_S
 from samestep.node import device_option
 from samestep.ranks import process
 from samestep.verify.experiments import AGAIN, DIFFERS, FAILED, GOOD, Cell, Experiments, Settings
-from tests.conftest import NO_PICTURES, ROOT, environment
+from tests.conftest import ROOT, environment
 
 EXACT = "trainer.deterministic=true"
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -76,7 +76,7 @@ def main() -> int:
 def verify(name: str, folder: Path, accelerator: str, ranks: int) -> dict[str, Cell]:
     """The cells of one setting."""
     settings = Settings(
-        command=[sys.executable, "train.py", NO_PICTURES, *SETTINGS[name]],
+        command=[sys.executable, "train.py", *SETTINGS[name]],
         directory=folder,
         make_workplace=lambda _: ROOT,
         ranks=ranks,

@@ -27,12 +27,12 @@ from labs.command import make_parser
 from samestep.ranks import process
 from samestep.run import record
 from tests import fork_server
-from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics, run
+from tests.conftest import ROOT, environment, final_metrics, run
 from tests.project.test_train import history
 
 WORDS = [
     "trainer.accelerator=cpu", "data.global_batch_size=60", "trainer.max_epochs=3", "model=mlp",
-    "model.net.dropout=0.2", "report=false", NO_PICTURES, "trainer.devices=2",
+    "model.net.dropout=0.2", "report=false", "trainer.devices=2",
     "callbacks.checkpoints.every_s=1",
 ]  # fmt: skip
 SLOW = ["+callbacks.slow._target_=labs.faults.saboteur.Slow", "+callbacks.slow.seconds=0.5"]

@@ -29,7 +29,7 @@ from samestep.ranks import process
 from samestep.run import record
 from samestep.run.receipts import DIFFERENT, EQUAL
 from tests import fork_server
-from tests.conftest import NO_PICTURES, ROOT, environment
+from tests.conftest import ROOT, environment
 
 PROGRAM = Path(__file__).with_name("program.py")
 PAGE = Path(__file__).with_name("results.md")
@@ -73,7 +73,7 @@ def command_of_template(cause: Cause, kind: str, folder: Path) -> list[str]:
         (folder / f"configs/{group}/cause.yaml").write_text(yaml.dump(node))
     return [
         sys.executable, "train.py", "model=cause", "data=cause", "trainer.accelerator=cpu",
-        "trainer.max_epochs=3", "callbacks.checkpoints.monitor=null", "report=false", NO_PICTURES,
+        "trainer.max_epochs=3", "callbacks.checkpoints.monitor=null", "report=false",
         "+callbacks.killer._target_=labs.receipts.program.Killer",
     ]  # fmt: skip
 
