@@ -27,7 +27,7 @@ def test_secrets_stay_out_of_the_saved_configuration(
         assert b"hidden456" not in path.read_bytes(), path
     assert find_changes(spec(*overrides)) == {}
     saved = yaml.safe_load((tmp_path / "test/config.yaml").read_text())
-    assert (saved["run_dir"], saved["model"]["num_classes"]) == (f"{tmp_path}/test", 10)
+    assert (saved["run_dir"], saved["data"]["num_classes"]) == (f"{tmp_path}/test", 10)
 
 
 class Kind(Enum):

@@ -205,7 +205,7 @@ def data_server(tmp_path):
         try:
             url = f"http://127.0.0.1:{port}"
             until(lambda: answers(url))
-            yield miniature, f"{url}/mnist"
+            yield miniature, f"{url}/MNIST/raw"
         finally:
             job.terminate()
 
@@ -229,5 +229,6 @@ def test_a_run_fetches_from_the_data_server(data_server, tmp_path):
     done = run("train.py", *words, RUN_ID="first", no_proxy="127.0.0.1")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "first" / "metrics.json").exists()
-    files = {name: (tmp_path / "here" / "mnist" / name).read_bytes() for name in miniature.files}
-    assert {name: mirror.md5(content) for name, content in files.items()} == miniature.files
+    raw = tmp_path / "here/MNIST/raw"
+    sums = {name: mirror.md5((raw / name).read_bytes()) for name in miniature.archives}
+    assert sums == miniature.archives
