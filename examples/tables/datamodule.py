@@ -124,10 +124,11 @@ class TableDataModule(Images):
             num_val = len(rows) // 10
             self.train_set = TableImages(rows, *shape, len(rows) - num_val, lambda p: p + p // 9)
             self.val_set = TableImages(rows, *shape, num_val, lambda p: 10 * p + 9)
-        names = self.class_names or find_classes(rows, self.columns[1])
-        self.class_names = names or [str(number) for number in range(self.num_classes)]
-        if (num := len(self.class_names)) != self.num_classes:
-            raise ConfigError(f"data.num_classes={self.num_classes}: {rows.uri} has {num} classes")
+        names = find_classes(rows, self.columns[1]) or [*map(str, range(self.num_classes))]
+        if len(names) != self.num_classes or self.class_names not in (None, names):
+            known = f"the model knows {self.class_names or self.num_classes} classes"
+            raise ConfigError(f"data.root={self.root}: {known}, and the data have {names}")
+        self.class_names = names
         self.compare()
 
     def loader(self, part: Any, batch_size: int, **options: Any) -> BatchLoader:

@@ -88,7 +88,7 @@ def test_the_backbone_has_a_rate_of_its_own(words: list[str]):
         highest = [*map(max, highest, schedule.get_last_lr())]
         optimizer.step()
         schedule.step()
-    assert highest == pytest.approx([0.01, 0.01, 0.0001, 0.0001])
+    assert highest == pytest.approx([0.01, 0.01, 0.0001, 0.0001], rel=0.01)
     decays = [group["weight_decay"] > 0 for group in optimizer.param_groups]
     assert decays == [True, False, True, False]
 

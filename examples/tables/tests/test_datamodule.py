@@ -153,3 +153,8 @@ def test_labels_that_are_no_numbers_are_one_message(tmp_path: Path):
 def test_other_numbers_of_names_are_rejected(tables: Path, word: str):
     with pytest.raises(ConfigError, match="columns must be two names, and tables two or three"):
         build_datamodule(check([*SIZES, f"data.root={tables}", word]))
+
+
+def test_tables_of_another_number_of_classes_are_rejected(tables: Path):
+    with pytest.raises(ConfigError, match="the model knows 3 classes, and the data have"):
+        data_of(tables, "lance", ["data.num_classes=3"])
