@@ -48,6 +48,19 @@ def test_files_are_downloaded_once_and_then_need_no_network(tmp_path: Path, serv
     assert socket.getdefaulttimeout() is None
 
 
+def test_a_file_that_is_cut_off_is_downloaded_again(tmp_path: Path, served, server):
+    fetch(tmp_path, served, server.url)
+    for name in ("train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        path = tmp_path / "MNIST/raw" / name
+        whole = path.read_bytes()
+        for half in (b"", whole[:-1]):
+            path.write_bytes(half)
+            with pytest.raises(RunError, match=r"data\.root=.*data\.download=false"):
+                fetch(tmp_path, served, None, download=False)
+            fetch(tmp_path, served, server.url)
+            assert path.read_bytes() == whole
+
+
 def test_a_filled_folder_is_a_server_for_others(tmp_path: Path, served, server):
     fetch(tmp_path / "filled", served, server.url)
     with mirror.serve(tmp_path / "filled/MNIST/raw") as team:

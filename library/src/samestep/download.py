@@ -14,6 +14,8 @@ from samestep.errors import RunError
 from samestep.ranks.secrets import redact
 
 SILENCE_S = 30.0  # after which a server is given up
+# What torchvision's sets raise for files that are missing, cut off or garbled.
+BROKEN = OSError, RuntimeError, ValueError, AssertionError, EOFError
 
 
 class DownloadError(RunError):
@@ -33,7 +35,7 @@ def download_once(
 
     Args:
         dataset: called with ``root``, ``train`` and ``download``, as the sets of torchvision;
-            it raises an OSError or a RuntimeError if files are missing or damaged.
+            it raises one of ``BROKEN`` if files are missing or damaged.
         root: directory of the files; None if the data set has none.
         download: whether missing files are downloaded; if not, they are an error.
         mirror: ``http://host/path`` with the files of the official address, to use instead of it.
@@ -59,7 +61,7 @@ def find_fault(dataset: Callable[..., Any], root: str | Path | None) -> str:
     try:
         for train in (True, False):
             dataset(root=root, train=train, download=False)
-    except (OSError, RuntimeError) as error:
+    except BROKEN as error:
         return str(error) or type(error).__name__
     return ""
 
@@ -89,7 +91,7 @@ def _download(dataset: Callable[..., Any], root: Path) -> None:
         socket.setdefaulttimeout(SILENCE_S)
         try:
             dataset(root=folder, train=True, download=True)
-        except (OSError, RuntimeError) as error:
+        except BROKEN as error:
             raise DownloadError(
                 f"cannot download: {redact(' '.join(str(error).split()))}; nothing was kept; "
                 "data.mirror=http://host/path downloads from another server"
