@@ -31,7 +31,7 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("trainer.num_nodes=2", "several nodes are started by torchrun"),
 ]
 REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run directory is made
-    ("data=folder data.root=/no data.num_classes=2", "/no cannot be read: No such file"),
+    ("data=folder data.root=/no data.num_classes=2", "data.root=/no: [Errno 2] No such file"),
     ("data.num_val=1437", "is too much for 1437 training images; add data.num_val=143 "),
     ("cluster.shares=[1,2]", "the run may have 1 ranks on 1 nodes; give one number for each rank"),
     ("trainer.accelerator=mps", "`MPSAccelerator` can not run on your system"),

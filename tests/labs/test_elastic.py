@@ -32,7 +32,7 @@ def test_nodes_leave_and_join(tmp_path: Path):
         # A machine that stands still for 20 s loses no node: torch would leave two groups.
         "--rdzv-conf=last_call_timeout=3,keep_alive_interval=3,keep_alive_max_attempt=7",
         # It ends when it is told: nobody knows how long a node takes to come or to be missed.
-        *BASE, "trainer.max_epochs=10000", "model.lr_scheduler.pct_start=0", "report=false",
+        *BASE, "trainer.max_epochs=10000", "model.lr_scheduler.pct_start=0.0", "report=false",
         f"run_root={tmp_path}",
         "callbacks.checkpoints.every_s=1",
         "+callbacks.recorder._target_=labs.faults.saboteur.Saboteur",
