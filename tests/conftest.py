@@ -26,7 +26,7 @@ NO_PICTURES = "~callbacks.predictions"
 """Override for runs of which no test reads the predictions."""
 
 REFERENCE = [
-    *QUICK, NO_PICTURES, "data.global_batch_size=32", "model=mlp", "data.crop_padding=1",
+    *QUICK, "data.global_batch_size=32", "model=mlp", "data.crop_padding=1",
 ]  # fmt: skip
 """Overrides of ``reference_run``: shifted images, so that random numbers count too.
 

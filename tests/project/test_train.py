@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import NO_PICTURES, QUICK, final_metrics, run
+from tests.conftest import QUICK, final_metrics, run
 
 
 def history(run_dir: Path) -> list[dict[str, str]]:
@@ -61,7 +61,7 @@ def test_a_run_says_how_it_goes_and_what_to_do_next(digits_run: Path):
 
 @pytest.mark.program
 def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
-    overrides = [*QUICK, NO_PICTURES, "trainer.max_epochs=4", "model=mlp", "model.net.dropout=0.2"]
+    overrides = [*QUICK, "trainer.max_epochs=4", "model=mlp", "model.net.dropout=0.2"]
     # A save within an epoch would leave less to repeat.
     overrides.append("callbacks.checkpoints.every_s=300")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
