@@ -108,16 +108,16 @@ class Images(L.LightningDataModule):
         if len(images) == 0 or not (padding or self.flip):
             return batch
         numbers = torch.rand(place.global_size, 3, generator=place.generator(self.seed))
-        numbers = numbers[place.start :][: len(images)].to(device, non_blocking=True)
-        top, left = (numbers[:, :2] * (2 * padding + 1)).long().unbind(1)
+        numbers = numbers[place.start :][: len(images)]
+        mirrored = (numbers[:, 2] < 0.5 * self.flip).nonzero()[:, 0].to(device, non_blocking=True)
+        shifts = (numbers[:, :2] * (2 * padding + 1)).long()
+        top, left = shifts.to(device, non_blocking=True).unbind(1)
         padded = F.pad(images, [padding])
         # A row of each crop is a window into memory, which index_select copies as a whole.
         row = torch.arange(0, padded.numel(), padded.shape[3], device=device).view(padded.shape[:3])
         at = row[:, :, :height] + (top * padded.shape[3] + left)[:, None, None]
         crops = padded.flatten().unfold(0, width, 1).index_select(0, at.flatten()).view_as(images)
-        if self.flip:
-            crops = torch.where(numbers[:, 2, None, None, None] < 0.5, crops.flip(3), crops)
-        return [crops, labels]
+        return [crops.index_copy_(0, mirrored, crops.index_select(0, mirrored).flip(3)), labels]
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Batches of the images in the named files and folders, and of their names."""
@@ -161,7 +161,7 @@ def folder(root: str, train: bool, download: bool, num_channels: int, image_size
     return ImageFolder(place, loader=read, is_valid_file=is_mine, allow_empty=True)
 
 
-def read_image(path: str | IO[bytes], num_channels: int, image_size: int) -> Tensor:
+def read_image(path: str | IO[bytes], num_channels: int, image_size: int) -> Any:
     """uint8 ``[C, S, S]``: upright, scaled to ``S`` on the short side, cropped at the centre."""
     mode = "L" if num_channels == 1 else "RGB"
     try:
@@ -170,5 +170,4 @@ def read_image(path: str | IO[bytes], num_channels: int, image_size: int) -> Ten
             image = F.pil_to_tensor(ImageOps.exif_transpose(file).convert(mode))
     except Exception as error:  # each format has errors of its own
         raise RunError(f"{path} cannot be read: {error}") from error
-    square: Tensor = F.center_crop(F.resize(image, image_size, antialias=True), image_size)
-    return square
+    return F.center_crop(F.resize(image, image_size, antialias=True), image_size)
