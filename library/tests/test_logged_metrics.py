@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection
@@ -257,3 +258,41 @@ def test_metrics_are_read_on_rank_zero_only(tmp_path: Path):
     # Each of the two slices of the four batches adds its own to a sum.
     assert read.pop("sum") == read.pop("synced_sum") == alone.pop("sum") == alone.pop("synced_sum")
     assert read == pytest.approx(alone, rel=1e-5)
+
+
+class Repeats(Net):
+    """Logs means with the same arguments in each step, and a mean of single steps."""
+
+    found: ClassVar[list[list[float]]] = []
+    validation_step = None
+
+    def training_step(self, batch, batch_idx):
+        means = {"largest": batch[0].max(), "mean": batch[0].mean()}
+        self.log_dict(means, on_step=False, on_epoch=True)
+        self.log("other_loss", batch[0].mean())
+        return self.loss(batch)
+
+    def on_train_epoch_end(self):
+        found = self.trainer.callback_metrics
+        self.found.append([float(found[name]) for name in ("largest", "mean", "other_loss_epoch")])
+
+
+def test_lightning_checks_a_mean_of_the_training_once_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each epoch has the mean over its 71 samples, though its last batch is shorter."""
+    checked: list[str] = []
+    log = _ResultCollection.log
+
+    def checking(results: Any, fx: str, name: str, *args: Any, **options: Any) -> None:
+        checked.append(name)
+        log(results, fx, name, *args, **options)
+
+    monkeypatch.setattr(_ResultCollection, "log", checking)
+    x = torch.linspace(0, 3, 71)[:, None]
+    fit(tmp_path, Repeats, lambda: DataLoader(TensorDataset(x), 4))
+    largest = sum(part.max() * len(part) for part in x.split(4)) / 71
+    expected = [float(largest), 1.5, 1.5]
+    assert Repeats.found == [pytest.approx(expected), pytest.approx(expected)]
+    assert checked.count("other_loss") == 2 * 18
+    assert checked.count("mean") == checked.count("largest") == 2
