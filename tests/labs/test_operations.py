@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("title", CONTENDERS)
-def test_a_step_launches_at_most_twelve_operations_more_than_a_bare_loop(title: str):
+def test_a_step_launches_few_operations_more_than_a_bare_loop(title: str):
     bare, ours = (sum(count(CONTENDERS[title][name]).values()) for name in ("bare", "ours"))
     # The net and the optimizer are most of it, so the steps were counted.
     assert bare > 10
