@@ -308,7 +308,7 @@ def test_help_names_every_choice():
     assert "hydra/" not in shown
     assert "$" not in shown
     assert max(map(len, shown.splitlines())) <= 100
-    assert shown.count("python train.py") == 6  # usage and five examples
+    assert shown.count("python train.py") == 5  # usage and four examples
 
 
 def test_every_flag_of_the_trainer_is_in_the_file_or_has_a_rule():
