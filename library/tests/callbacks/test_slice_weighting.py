@@ -171,7 +171,7 @@ def test_numbers_are_of_nodes_or_of_ranks(three_ranks):
 def findings_on(shares: Any) -> list[preflight.Finding]:
     """What the preflight says about them."""
     spec = RunSpec("test", Path(), 0, shares=shares)
-    findings = preflight.check_this_rank(spec, L.LightningModule(), None)
+    findings = preflight.check_this_rank(spec, L.LightningModule())
     return [finding for finding in findings if finding.check == "shares"]
 
 
