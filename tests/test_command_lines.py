@@ -32,7 +32,7 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
 ]
 REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run directory is made
     ("data=folder data.root=/no data.num_classes=2", "data.root=/no: [Errno 2] No such file"),
-    ("data.num_val=1437", "is too much for 1437 training images; add data.num_val=143 "),
+    ("data.num_val=1437", "data.num_val=1437: leaves 0 images, no batch"),
     ("cluster.shares=[1,2]", "the run may have 1 ranks on 1 nodes; give one number for each rank"),
     ("trainer.accelerator=mps", "`MPSAccelerator` can not run on your system"),
     ("trainer.devices=2 trainer.sync_batchnorm=true", "needs GPUs, and these ranks are on CPUs"),
@@ -45,7 +45,7 @@ REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run direc
     ("model.net._target_=no_such_package.Net", "the module no_such_package is missing; if it is"),
     ("+callbacks.x._target_=builtins.dict", "does not say its arguments"),
     ("experiment=language data.file=none.txt", "data.file=none.txt: cannot be read"),
-    ("data=mnist cluster=k8s data.root=/nowhere", "is missing, and data.download is false"),
+    ("data=mnist cluster=k8s data.root=/nowhere", "Dataset not found"),
 ]
 
 

@@ -62,11 +62,13 @@ class Images(L.LightningDataModule):
         train, test = (self.dataset(root=self.root, train=t, download=False) for t in (True, False))
         names = [str(name) for name in train.classes]
         if len(names) != self.num_classes or self.class_names not in (None, names):
-            known = f"the model knows {self.class_names or self.num_classes} classes"
-            raise ConfigError(f"data.root={self.root}: {known}, and the data have {names}")
+            known = self.class_names or self.num_classes
+            raise ConfigError(f"data: {self.root} has {names}, not {known}")
         self.class_names = names
         num = len(train.targets)
         num_val = max(1, num // 10) if self.num_val is None else self.num_val
+        if num - num_val < self.global_batch_size:
+            raise ConfigError(f"data.num_val={num_val}: leaves {num - num_val} images, no batch")
         order = torch.randperm(num, generator=torch.Generator().manual_seed(SPLIT_SEED))
         self.train_set = self.take(train, order[num_val:].sort().values)
         self.val_set = self.take(train, order[:num_val].sort().values)

@@ -52,11 +52,10 @@ class Classifier(L.LightningModule):
         images, labels = batch
         logits = self(images)
         loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
-        exact = torch.get_default_dtype()  # 64 bits with precision=64-true, and never 16
-        hits = (logits.argmax(1) == labels).to(exact)
+        hits = (logits.argmax(1) == labels).to(torch.get_default_dtype())  # never of 16 bits
         values = {f"{stage}/loss": loss, f"{stage}/accuracy": hits.mean()}
         if logits.shape[1] > 10:
-            hits = (logits.topk(5).indices == labels[:, None]).any(1).to(exact)
+            hits = (logits.topk(5).indices == labels[:, None]).any(1).to(torch.get_default_dtype())
             values[f"{stage}/top5_accuracy"] = hits.mean()
         self.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, prog_bar=True)
         return [loss, logits]

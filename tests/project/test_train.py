@@ -42,7 +42,9 @@ def test_a_run_leaves_what_the_readme_promises(digits_run: Path):
         "predictions/grid.csv", "predictions/confusion_matrix.csv", "predictions/guesses.csv",
     }  # fmt: skip
     final = final_metrics(digits_run)
-    assert {f"{s}/{m}" for s in ("train", "val", "test") for m in ("loss", "accuracy")} == set(final)
+    assert {f"{s}/{m}" for s in ("train", "val", "test") for m in ("loss", "accuracy")} == set(
+        final
+    )
     assert not any("per_second" in name for name in final)
     assert yaml.safe_load((digits_run / "config.yaml").read_text())["data"]["num_classes"] == 10
     last = torch.load(digits_run / "checkpoints/last.ckpt", weights_only=True)

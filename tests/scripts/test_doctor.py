@@ -65,7 +65,7 @@ def test_what_train_refuses_is_refused_here_too(examine, tmp_path: Path, overrid
     code, said, errors = examine(f"run_root={tmp_path}", override)
     assert (code, said) == (2, "")
     assert errors.startswith("error: ")
-    assert {"max_time": "max_time", "num_classes": "9 classes"}[
+    assert {"max_time": "max_time", "num_classes": "not 9"}[
         override.split("=")[0].split(".")[1]
     ] in errors
     assert errors.count("\n") == 1
