@@ -63,6 +63,7 @@ class Miniature(NamedTuple):
         return [
             f"data={self.name}", f"data.root={root}", f"data.mirror={mirror}",
             f"data.dataset._target_={target}", f"+data.dataset.archives={{{entries}}}",
+            "data.num_val=20", "data.global_batch_size=60",
         ]  # fmt: skip
 
 

@@ -43,6 +43,7 @@ def test_files_are_downloaded_though_the_runs_of_a_cluster_do_not(
 ):
     target = f"data.dataset._target_={__name__}.squares"
     words = ["cluster=k8s", "data=mnist", f"data.root={tmp_path}", "data.num_val=4", target]
+    words.append("data.global_batch_size=6")
     assert call(lambda: prepare_data.main(words)) == 0
     assert "ready: data=mnist train_set=6 val_set=4 test_set=10" in capsys.readouterr().out
     assert (tmp_path / "squares.npy").exists()

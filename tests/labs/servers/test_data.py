@@ -42,7 +42,6 @@ def test_a_new_claim_is_filled_and_stays(roomy: Cluster) -> None:
             *roomy.words("k8s"),
             *NEW,
             *miniature.overrides(root, server.url),
-            "data.num_val=20",
         ]
         failed = roomy.samestep("launch", "--data", *words, "data.global_batch_size=many")
         assert failed.returncode == 2  # nobody was asked

@@ -223,7 +223,7 @@ def test_a_run_fetches_from_the_data_server(data_server, tmp_path):
     miniature, url = data_server
     words = [
         *miniature.overrides(tmp_path / "here", url), "cluster=swarm", "data.download=true",
-        "data.num_val=20", "data.global_batch_size=60", "trainer.max_epochs=1", "model=mlp",
+        "trainer.max_epochs=1", "model=mlp",
         "trainer.accelerator=cpu", f"run_root={tmp_path / 'runs'}", "report=false", NO_PICTURES,
     ]  # fmt: skip
     done = run("train.py", *words, RUN_ID="first", no_proxy="127.0.0.1")
