@@ -1,11 +1,15 @@
 """Start from pretrained weights, and freeze them for some epochs."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from project.model import Classifier
 from samestep import ConfigError
@@ -20,6 +24,7 @@ class FinetunedClassifier(Classifier):
         if backbone_lr <= 0:
             raise ValueError(f"backbone_lr={backbone_lr}: must be above 0")
         self.backbone_lr = backbone_lr  # before the optimizer is built
+        options["lr_scheduler"] = partial(scale_each_rate, options["lr_scheduler"])
         super().__init__(**options)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -33,12 +38,13 @@ class FinetunedClassifier(Classifier):
             of_backbone.append(group | found)
         return of_head + of_backbone
 
-    def build_optimizer(self, total_steps: float) -> Any:
-        """The schedule scales both rates: it would otherwise have one for all groups."""
-        optimizer = self.optimizer(self.parameter_groups())
-        rates = [group["lr"] for group in optimizer.param_groups]
-        schedule = self.lr_scheduler(optimizer, total_steps=int(total_steps), max_lr=rates)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+def scale_each_rate(
+    lr_scheduler: Callable[..., LRScheduler], optimizer: Optimizer, **options: Any
+) -> LRScheduler:
+    """A schedule with the highest rate of each group; it would otherwise have one for all."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return lr_scheduler(optimizer, max_lr=rates, **options)
 
 
 class Finetuning(L.Callback):

@@ -70,7 +70,7 @@ class LanguageModel(L.LightningModule):
         decay = {"params": [p for p in parameters if p.ndim > 1]}
         plain = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
         optimizer = self.optimizer([decay, plain])
-        schedule = self.lr_scheduler(optimizer, total_steps=int(total_steps))
+        schedule = self.lr_scheduler(optimizer, total_steps=max(1, total_steps))
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     @torch.inference_mode()
