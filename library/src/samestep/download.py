@@ -43,20 +43,21 @@ def download_once(
     Raises:
         RunError: if files are missing or damaged, and must not or cannot be downloaded.
     """
+    if root is None:
+        return
     fault = find_fault(dataset, root)
-    if fault and root is not None and download:
+    if fault and download:
         if mirror:
             use_mirror(dataset, mirror.rstrip("/"))
         _download(dataset, Path(root))
     elif fault:
         raise RunError(
             f"data.root={root}: {fault}; data.download={str(download).lower()}, and `python "
-            "scripts/prepare_data.py data=NAME data.root=FOLDER` downloads once, what can be "
-            "downloaded"
+            "scripts/prepare_data.py data=NAME data.root=FOLDER` downloads what can be downloaded"
         )
 
 
-def find_fault(dataset: Callable[..., Any], root: str | Path | None) -> str:
+def find_fault(dataset: Callable[..., Any], root: str | Path) -> str:
     """What is wrong with the files; an empty text if nothing is."""
     try:
         for train in (True, False):

@@ -76,11 +76,12 @@ class Predictions(L.Callback):
                 probability, guess = scores.float().max(dim=1, keepdim=True)
                 rows = torch.cat([truth[:, None], guess, probability, scores], dim=1).float().cpu()
                 self.batches.append(rows)
-                if "image" in outputs:
-                    self.keep_mistakes(rows, outputs["image"])
+                if trainer.is_global_zero:
+                    self.keep_mistakes(rows, outputs.get("image", truth[:0]))
 
     def keep_mistakes(self, rows: Tensor, images: Tensor) -> None:
         """Keep the images of the mistakes of which the model is most certain."""
+        rows = rows[: len(images)]  # none, if the samples are no images
         wrong = (rows[:, 0] != rows[:, 1]).nonzero()[:, 0]
         chosen = wrong[rows[wrong, 2].argsort(descending=True, stable=True)[:GRID_IMAGES]]
         self.mistakes += zip(rows[chosen].tolist(), images[chosen].cpu(), strict=True)

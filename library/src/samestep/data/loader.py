@@ -123,7 +123,7 @@ class BatchLoader(ExactLoader):
 
     def _draws(self) -> bool:
         """Whether the data set draws random numbers; it reads one sample to find out."""
-        if type(self.dataset) is TensorDataset:
+        if self.slices.are_tensors:
             return False
 
         def draw() -> tuple[float, ...]:
@@ -242,8 +242,9 @@ class _Slices(Dataset[Any]):
         self.seed = seed
         self.collate_fn = collate_fn
         self.transform = transform
+        self.are_tensors = type(dataset) is TensorDataset
         # Seeding takes 0.03 ms, which is much of a very short step.
-        may_draw = getattr(dataset, "draws_random_numbers", type(dataset) is not TensorDataset)
+        may_draw = getattr(dataset, "draws_random_numbers", not self.are_tensors)
         self.are_seeded = may_draw or collate_fn is not None
 
     def __getitem__(self, place: Slice) -> Any:
@@ -280,7 +281,7 @@ class _Slices(Dataset[Any]):
 
     def _read_batch(self, place: Slice) -> Any:
         try:
-            if type(self.dataset) is TensorDataset:
+            if self.are_tensors:
                 return tuple(take(tensor, place.ids) for tensor in self.dataset.tensors)
             return self.dataset[place.ids]
         except (TypeError, ValueError, LookupError, RuntimeError) as error:

@@ -1,7 +1,7 @@
-"""What the values of your keys in configs/ must be, where the type of a default says too little.
+"""The kinds of rules: what a value must be, where the type of its default says too little.
 
-A ``rules.py`` of a project names a rule for a full key: ``RULES = {"data.num_val": whole(1)}``; a
-key without one takes values of its default's type. Imports no torch.
+``rules`` names one for a full key, such as ``{"data.global_batch_size": whole(1)}``; a key without
+one takes values of its default's type. Imports no torch.
 """
 
 import math
@@ -66,7 +66,6 @@ BOOL = Rule("true or false", lambda v: isinstance(v, bool))
 STRING = "a string (to pass 1 as a string: key=\"'1'\")"
 TEXT = Rule(f"{STRING}, and not empty", lambda v: isinstance(v, str) and v.strip() != "")
 ABOVE_0 = number("a number above 0", lambda v: v > 0)
-BELOW_1 = number("a number at least 0 and below 1", lambda v: 0 <= v < 1)
 BETWEEN_0_AND_1 = number("a number above 0 and below 1", lambda v: 0 < v < 1)
 MAPPING = Rule("a mapping, such as {spec: {...}}", lambda v: isinstance(v, dict))
 NODE = Rule("a group with a _target_", lambda v: isinstance(v, dict) and "_target_" in v)
