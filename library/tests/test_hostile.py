@@ -157,11 +157,8 @@ def test_no_look_ends_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     fit(tmp_path / "whole", Hostile, make_data, **options)
     fit(tmp_path / "parts", Hostile, make_data, [(0, 1), (1, 2)], **options)
     check_same(tmp_path / "parts", tmp_path / "whole")
-    notes = [line for line in capsys.readouterr().out.splitlines() if "Note: " in line]
-    # What changes is named, and nothing else: two runs, and two starts that repeat it.
-    assert len(notes) == 4
-    for note in notes:
-        assert ": Hostile.own_steps" in note
+    # Nothing that matters is lost.
+    assert "Note: " not in capsys.readouterr().out
 
 
 def train_on_ranks(run_dir: str) -> None:

@@ -56,9 +56,9 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.data_resume import DataResume
+from samestep.callbacks.objects import Objects
 from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps, seed_hook
 from samestep.data import rank_counts
@@ -117,6 +117,7 @@ class TrainingData:
         loaders: those of the training.
         datamodule: None if there is none.
         resume: seeds, and says how many batches were trained on before an interruption.
+        objects: watches what reading changes.
     """
 
     def __init__(
@@ -124,10 +125,13 @@ class TrainingData:
         loaders: CombinedLoader,
         datamodule: L.LightningDataModule | None,
         resume: DataResume | None,
+        objects: Objects | None,
     ) -> None:
         self.loaders = loaders
         self.datamodule = datamodule
         self.resume = resume
+        self.objects = objects
+        self._is_watched = False  # whether the first batch of this pass is not read yet
         # Without asking them: some loaders begin to read when they are asked for their state.
         self._loaders_have_state = len(without_states(loaders.flattened)) < len(loaders.flattened)
         self._data_has_state = datamodule is not None and not is_of(
@@ -161,8 +165,19 @@ class TrainingData:
             self.resume.seed_order()
         if self._is_continued:
             self._end_restored_pass()
-        iter(self.loaders)
+        self._is_watched = self.objects is not None
+        self._watch(partial(iter, self.loaders), is_first_batch=False)
         return self
+
+    def _watch(self, read: Callable[[], Any], *, is_first_batch: bool) -> Any:
+        """Begin to read, or read the first batch, and notice what this changes."""
+        if not self._is_watched or self.objects is None:
+            return read()
+        self._is_watched = not is_first_batch
+        self.objects.begin_reading()
+        found = read()
+        self.objects.end_reading(is_first_batch=is_first_batch)
+        return found
 
     def __len__(self) -> int:
         # Lightning asks for it to tear down, also where an error or a signal came while the
@@ -180,7 +195,7 @@ class TrainingData:
         self._read_trained_batches()
         self._begin_batch()
         try:
-            batch = next(self.loaders)
+            batch = self._watch(partial(next, self.loaders), is_first_batch=True)
         except StopIteration:
             self._forget_loaded()
             # No batch belongs to the state that was just noted.
@@ -319,7 +334,7 @@ class FitLoop(_FitLoop):
         self.checkpoints = find_callback(trainer, Checkpoints)
         self.seeds = find_callback(trainer, SeedSteps)
         self.resume = find_callback(trainer, DataResume)
-        self.attributes = find_callback(trainer, Attributes)
+        self.objects = find_callback(trainer, Objects)
         self.receipts = find_callback(trainer, Receipts)
 
     @property
@@ -339,6 +354,8 @@ class FitLoop(_FitLoop):
 
     def setup_data(self) -> None:
         """Take the training loaders, and notice what they divide by the number of ranks."""
+        if self.objects is not None and self._combined_loader is None:
+            self.objects.prepare(self.trainer)
         with rank_counts.watching():
             super().setup_data()
 
@@ -351,11 +368,15 @@ class FitLoop(_FitLoop):
         trainer: Any = self.trainer
         resume = self.resume
         assert self._combined_loader is not None
-        self.training_data = TrainingData(self._combined_loader, trainer.datamodule, resume)
+        self.training_data = TrainingData(
+            self._combined_loader, trainer.datamodule, resume, self.objects
+        )
         if resume is not None:
             states, epoch_is_over = resume.take_loader_states()
             self.training_data.load_states(states, epoch_is_over=epoch_is_over)
             resume.begin(trainer)
+        if self.objects is not None:
+            self.objects.place_data(trainer)
 
     def reset(self) -> None:
         """Begin to train; a run that continues does so as an undisturbed one would.
@@ -371,7 +392,7 @@ class FitLoop(_FitLoop):
         self._restarting = False
 
     def on_run_start(self) -> None:
-        """Defer signals from here on, and compare attributes when every hook has set its own."""
+        """Defer signals from here on, and compare objects when every hook has set its own."""
         stopping.defer()
         super().on_run_start()
         if self.restarted_mid_epoch:
@@ -380,8 +401,8 @@ class FitLoop(_FitLoop):
             for bar in callbacks_of(self.trainer, TQDMProgressBar):
                 bar.on_train_epoch_start(self.trainer)
         self.clock = wall_time.current()
-        if self.attributes is not None:
-            self.attributes.begin(self.trainer, self.trainer.lightning_module)
+        if self.objects is not None:
+            self.objects.begin(self.trainer)
 
     def read_and_agree(self, read: Callable[[], Any]) -> Any:
         """Read the next batch; then all ranks continue, save, or save and stop.
@@ -397,11 +418,16 @@ class FitLoop(_FitLoop):
         else:
             try:
                 batch = stopping.interruptible(partial(self._wait_for_batch, read))
+                if self.resume is not None:
+                    suspects = self.objects.suspects() if self.objects is not None else []
+                    self.resume.take_batch(trainer, batch, suspects)
             except stopping.Stopped:
                 # The other ranks agree before this step, and wait for this rank's answer.
                 self._agree()
                 raise
             self._agree()
+            if self.resume is not None:
+                self.resume.forget_batch()
         self.training_data.step_begins()
         # What the batch before has logged for the first time continues a sum of the checkpoint.
         epoch_logs.merge_saved_logs(trainer)

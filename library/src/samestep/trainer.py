@@ -28,7 +28,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from samestep import arguments, fit_checks, loops, option_names, resumed_loggers
-from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.checkpoints import Checkpoints, keep_scores, progress_of
 from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights, sum_of_bits
 from samestep.callbacks.data_resume import DataResume
@@ -36,6 +35,7 @@ from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
 from samestep.callbacks.loss_check import LossCheck
 from samestep.callbacks.loss_guard import LossGuard
+from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState, find_deciders
 from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps
@@ -691,7 +691,7 @@ def callbacks_of_run(
     if environment.rank() == 0 and not spec.saves_nothing:
         (guard, *_) = compat.of_kind(chosen, LossGuard)
         callbacks.append(Receipts(spec.run_dir, guard, has_auto_shares=spec.shares == "auto"))
-    return [*callbacks, *chosen, Attributes()]
+    return [*callbacks, *chosen, Objects()]
 
 
 def hyperparameters_of(part: Any) -> Mapping[Any, Any]:

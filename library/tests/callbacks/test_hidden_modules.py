@@ -11,8 +11,7 @@ import torch
 import torchmetrics
 from torch import nn
 
-from library.tests.kit import Net, Scores, check_same, fit, rows, weights
-from samestep.callbacks.attributes import Attributes
+from library.tests.kit import Net, Scores, batches, check_exact, check_same, fit, rows, weights
 
 
 class Streak(torchmetrics.Metric):
@@ -137,13 +136,9 @@ class Tracks(Scores):
         return loss
 
 
-def test_parts_that_a_restart_does_not_have_are_named(tmp_path: Path, capsys):
-    fit(tmp_path, Tracks, places=[(1, 1)])
-    said = capsys.readouterr().out
-    (note,) = [line for line in said.splitlines() if "first values" in line and "holds v" in line]
-    assert "cannot be restored in this program" in note
-    assert "Tracks.tracker.1" in note
-    assert "Tracks.hidden" in note
+def test_parts_that_training_makes_are_made_again(tmp_path: Path, capsys):
+    check_exact(tmp_path, Tracks, batches, (1, 1))
+    assert "Note: " not in capsys.readouterr().out
 
 
 class Data(L.LightningDataModule):
@@ -159,10 +154,15 @@ class Data(L.LightningDataModule):
         return batch
 
 
-def test_a_metric_of_a_datamodule_is_named(tmp_path: Path):
-    (part,) = fit(tmp_path, lambda: without_validation(Net()), Data)
-    (attributes,) = [one for one in part.trainer.callbacks if isinstance(one, Attributes)]
-    assert attributes.lost == ["Data.mean"]
+def test_a_metric_of_a_datamodule_counts_on(tmp_path: Path):
+    made: list[Data] = []
+
+    def make() -> Data:
+        made.append(Data())
+        return made[-1]
+
+    fit(tmp_path, lambda: without_validation(Net()), make, [(0, 1), (1, 2)])
+    assert made[-1].mean._update_count == 8
 
 
 def without_validation(module: Any) -> Any:

@@ -224,7 +224,6 @@ class SameSubsets(L.Callback):
     """
 
     def __init__(self) -> None:
-        self._choices: list[int | None] = []  # of each training loader
         self._saved: list[int | None] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -233,15 +232,8 @@ class SameSubsets(L.Callback):
         Raises:
             ConfigError: if the ranks, which get slices of the same batches, have chosen others.
         """
-        self._choices = []
-        orders = orders_of(trainer)
-        for loader, order in zip(find_loaders(trainer.train_dataloader), orders, strict=True):
-            # Otherwise ranks may have chosen samples of their own on purpose.
-            sampler = getattr(loader, "sampler", None)
-            is_shared = order is not None or isinstance(sampler, DistributedSampler)
-            is_same = is_shared or trainer.world_size == 1
-            self._choices.append(digest_of_choice(loader) if is_same else None)
-        of_ranks = gather(self._choices)
+        choices = choices_of(trainer)
+        of_ranks = gather(choices)
         if of_ranks.count(of_ranks[0]) < len(of_ranks):
             raise ConfigError(
                 "the training data: the ranks have chosen different samples, by random numbers "
@@ -249,9 +241,9 @@ class SameSubsets(L.Callback):
                 "random_split(generator=...)"
             )
         saved, self._saved = self._saved, []
-        if len(saved) != len(self._choices):
+        if len(saved) != len(choices):
             return
-        for before, now in zip(saved, self._choices, strict=True):
+        for before, now in zip(saved, choices, strict=True):
             if before is not None and now is not None and before != now:
                 print_note(trainer, NOTE_ON_SUBSETS)
                 return
@@ -259,8 +251,8 @@ class SameSubsets(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep which samples were chosen."""
-        checkpoint["subsets"] = self._choices
+        """Keep which samples are chosen, also by training."""
+        checkpoint["subsets"] = choices_of(trainer)
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -268,6 +260,19 @@ class SameSubsets(L.Callback):
         """Remember them until the loaders exist."""
         if trainer.state.fn == "fit":
             self._saved = checkpoint.get("subsets", [])
+
+
+def choices_of(trainer: L.Trainer) -> list[int | None]:
+    """A number for the samples that each training loader has; None where ranks may differ."""
+    choices = []
+    loaders = find_loaders(trainer.train_dataloader)
+    for loader, order in zip(loaders, orders_of(trainer), strict=True):
+        # Otherwise ranks may have chosen samples of their own on purpose.
+        sampler = getattr(loader, "sampler", None)
+        is_shared = order is not None or isinstance(sampler, DistributedSampler)
+        is_same = is_shared or trainer.world_size == 1
+        choices.append(digest_of_choice(loader) if is_same else None)
+    return choices
 
 
 def digest_of_choice(loader: Any) -> int | None:

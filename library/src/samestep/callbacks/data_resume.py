@@ -1,7 +1,7 @@
 """The training data continue where a run was interrupted, whatever loader gives them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from samestep.callbacks import loader_state
+from samestep.callbacks.batch_digest import BatchDigest
 from samestep.callbacks.checks import check_accumulation
-from samestep.callbacks.notes import print_note
+from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.loaders import find_batch_loaders, find_loaders, without_states
 from samestep.data.sampler import ExactLoader
@@ -67,6 +67,11 @@ NOTE_ON_STATES_OF_RANKS = (
     "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
     "continue with them. The loaders start over."
 )
+NOTE_ON_OTHER_BATCH = (
+    "Note: batch {} of epoch {} is another one than it was before the interruption: {}is in no "
+    "checkpoint. Keep it by state_dict of the DataModule or the loader. `samestep verify -- "
+    "<command>` finds it"
+)
 NOTE_ON_SLICES = (
     "Note: the data set draws random numbers for whole batches, so they depend on the number of "
     "ranks. BatchLoader(..., collate_fn=default_collate) draws them for each sample."
@@ -109,6 +114,31 @@ class DataResume(L.Callback):
         self._saved_generators: list[Tensor] = []
         self._saved_epoch_is_over = False
         self._saved_world_size = 0
+        self._expected = 0  # the digest of the batch that comes next; 0 if unknown
+        self._fetched: Any = None  # the batch that was read, and is not trained on yet
+
+    def take_batch(self, trainer: L.Trainer, fetched: Any, suspects: Sequence[str]) -> None:
+        """Compare the first batch of a run that continues with the one that was next.
+
+        Whatever data sets, transforms and loaders keep, in whichever process: if it matters and is
+        in no checkpoint, this batch is another one.
+
+        Args:
+            trainer: of the run.
+            fetched: a tuple of which the batch is the first; or an iterator, which is not compared.
+            suspects: the names of what reading changes.
+        """
+        expected, self._expected = self._expected, 0
+        self._fetched = fetched[0] if isinstance(fetched, tuple) else None
+        if not expected:
+            return
+        if not all(gather(BatchDigest(self._fetched).checksum in (0, expected))):
+            cause = join_names(suspects) or "what the data set, a transform or the loader keeps"
+            print_note(trainer, NOTE_ON_OTHER_BATCH.format(self.batch, self.epoch, f"{cause} "))
+
+    def forget_batch(self) -> None:
+        """The batch is trained on now."""
+        self._fetched = None
 
     def begin(self, trainer: L.Trainer) -> None:
         """Place the data where they were; called before Lightning makes their first iterator."""
@@ -122,9 +152,6 @@ class DataResume(L.Callback):
             if hasattr(loader, "load_state_dict") and isinstance(loader, DataLoader):
                 # It asks for its order twice where it continues: both must be that of the epoch.
                 compat.before_each_order(loader, partial(self._seed_draw, trainer))
-        # Before Lightning starts loader processes. Rank zero speaks for all.
-        if trainer.is_global_zero:
-            loader_state.watch(find_loaders(trainer.train_dataloader))
         if self.batch:
             self._say_how_it_continues(trainer)
 
@@ -226,7 +253,6 @@ class DataResume(L.Callback):
         stages = [trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders]
         for loader in find_loaders(stages):
             unwrap(loader)
-            loader_state.unwatch(loader)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -246,6 +272,7 @@ class DataResume(L.Callback):
             "batch": batches.ready if is_within_epoch else 0,
             "generators": self._generators,
             "world_size": trainer.world_size,
+            "next": gather(BatchDigest(self._fetched).checksum),
         }
         # Lightning keeps those of rank zero only.
         own = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader")
@@ -269,6 +296,8 @@ class DataResume(L.Callback):
         self.epoch, self.batch = saved["epoch"], saved["batch"]
         self._saved_generators = saved["generators"]
         self._saved_world_size = saved["world_size"]
+        if self._saved_world_size == trainer.world_size:
+            self._expected = saved["next"][trainer.global_rank]
         loop = checkpoint["loops"]["fit_loop"]
         progress = loop["epoch_progress"]["current"]
         self._saved_epoch_is_over = progress["processed"] == progress["ready"]

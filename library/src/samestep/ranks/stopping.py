@@ -33,6 +33,7 @@ from samestep.ranks.failure import ASKS, EXIT_SIGTERM
 Waited = TypeVar("Waited")
 
 STOPPING = "Stopping after this step, then saving. Ctrl-C again ends without saving."
+READ_S = 1.0  # seconds that the next batch may take when the run stops
 GRACE_S = 30  # seconds that a rank without its agent has to save; torchrun gives its ranks as many
 
 
@@ -134,17 +135,28 @@ def defer(deferred: bool = True) -> None:
 def interruptible(wait: Callable[[], Waited]) -> Waited:
     """Call ``wait``, within which a signal raises ``Stopped``: waiting for data can take long.
 
-    A signal that arrived earlier raises at once. The caller must catch ``Stopped`` and ask
+    A signal that arrived earlier raises after a second: the next batch is read all the same if it
+    comes at once, because its digest goes with the save. The caller must catch ``Stopped`` and ask
     ``agreed`` or ``check``, as the other ranks do before their next step.
     """
     deferred = _State.deferred
     try:
-        _State.deferred = False
-        if _State.signum:
-            raise Stopped(_State.signum)
-        return wait()
+        if not _State.signum:
+            _State.deferred = False
+            return wait()
+        before = signal.signal(signal.SIGALRM, _raise_stopped)
+        signal.setitimer(signal.ITIMER_REAL, READ_S)
+        try:
+            return wait()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
     finally:
         _State.deferred = deferred
+
+
+def _raise_stopped(signum: int, frame: FrameType | None) -> None:
+    raise Stopped(_State.signum)
 
 
 def agreed(*, save: bool = False, busy: bool = False) -> Agreement:

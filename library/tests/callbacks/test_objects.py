@@ -1,7 +1,7 @@
 import logging
 import random
 from argparse import Namespace
-from collections import UserList, deque
+from collections import deque
 from enum import Enum
 from itertools import cycle
 from pathlib import Path
@@ -13,11 +13,17 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from torchmetrics import MaxMetric, MeanMetric
 
-from library.tests.kit import Net, Place, Scores, check_exact, fit
-from samestep.callbacks.attributes import Attributes
+from library.tests.kit import Net, Place, Scores, batches, check_exact, fit
+from samestep.callbacks.objects import Objects
 
 
 class Buffer:
@@ -157,62 +163,81 @@ def test_callbacks_of_the_user_count_on(tmp_path: Path):
 
 
 def lost_by(part) -> list[str]:
-    (attributes,) = [one for one in part.trainer.callbacks if isinstance(one, Attributes)]
-    return attributes.lost
+    (objects,) = [one for one in part.trainer.callbacks if isinstance(one, Objects)]
+    return objects.lost
 
 
-class Lossy(Net):
-    """State that only its own code could bring back."""
+class Exchanges(Net):
+    """What it exchanges while it trains can be imported by its name, or cannot."""
+
+    shared = 1.0
 
     def __init__(self):
         super().__init__()
-        self.ledger = Ledger()
-        self.history = [0] * 100_001
-        self.words = Words()
-        self.others = None
+        self.extra: Any = torch.nn.Tanh()
+        self.function: Any = torch.nn.functional.mse_loss
+        self.kind: Any = torch.nn.MSELoss
+        self.how: Any = self.first
+        self.local: Any = None
+        self.others: Any = None
         # Nothing changes these.
         self.rate, self.sizes, self.lock = 0.5, [1, 2], Lock()
+
+    def first(self, loss):
+        return loss
+
+    def second(self, loss):
+        return 2 * loss
 
     def training_step(self, batch, batch_idx):
         self.others = self.others or cycle([1.0, 2.0])
         next(self.others)
-        self.ledger.append(1)
-        self.history.append(batch_idx)
-        return super().training_step(batch, batch_idx)
+        loss = self.extra(super().training_step(batch, batch_idx))
+        zero = torch.zeros_like(loss)
+        return self.shared * self.how(loss + self.function(loss, zero) + self.kind()(loss, zero))
 
-    def on_train_epoch_end(self):
-        self.words.extend(["an epoch"])
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.extra = torch.nn.ReLU()
+            self.function, self.kind = torch.nn.functional.l1_loss, torch.nn.L1Loss
+            self.how = self.second
+            type(self).shared = 0.5
 
 
-class Ledger(UserList[int]):
-    pass
+class ExchangesForGood(Exchanges):
+    def on_train_epoch_start(self):
+        self.function = lambda a, b: (a - b).abs()  # noqa: E731
+        self.local = self.local or make_local()
 
 
-class Words(UserList[str]):
-    epochs = 0
+def make_local() -> Any:
+    class Local:
+        pass
 
-    def extend(self, other):
-        super().extend(other)
-        self.epochs += 1
+    return Local()
+
+
+def test_what_is_exchanged_is_kept_if_it_can_be_imported(tmp_path: Path, capsys):
+    def make() -> Exchanges:
+        Exchanges.shared = 1.0
+        return Exchanges()
+
+    check_exact(tmp_path, make, batches, (1, 0), (1, 2))
+    assert "Note: " not in capsys.readouterr().out
 
 
 def test_what_cannot_be_kept_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    *_, part = fit(tmp_path, Lossy, places=[(1, 2)])
-    assert set(lost_by(part)) == {
-        f"Lossy.{name}" for name in ("ledger", "history", "others", "words")
-    }
-    said = [line for line in capsys.readouterr().out.splitlines() if "no checkpoint holds" in line]
-    first, second, again = said
-    assert "no checkpoint holds them: Lossy.history, Lossy.ledger, Lossy.others. A" in first
-    # It changes at the end of an epoch only.
-    assert "Lossy.words" in second
-    assert "Lossy.ledger" not in second
+    *_, part = fit(tmp_path, ExchangesForGood, places=[(1, 2)])
+    names = {f"ExchangesForGood.{name}" for name in ("function", "local")}
+    assert set(lost_by(part)) == names
+    said = [line for line in capsys.readouterr().out.splitlines() if "no checkpoint" in line]
+    first, again = said
+    assert "ExchangesForGood.function, ExchangesForGood.local. A run that resumes" in first
     assert again.startswith("Note: this run continues with the first values of ")
-    assert "Lossy.ledger" in again
 
 
 class Shares(Net):
-    """Its data set reads what its steps write, and may be a batch ahead."""
+    """Its data set reads what its steps write."""
 
     def __init__(self):
         super().__init__()
@@ -228,34 +253,76 @@ class Shares(Net):
         return DataLoader(Memory(self.memory))
 
 
-class Memory(IterableDataset[torch.Tensor]):
+class Memory(Dataset[torch.Tensor]):
     def __init__(self, memory: list[torch.Tensor]) -> None:
         self.memory = memory
 
-    def __iter__(self):
-        return iter([self.memory[-1]] * 4)
+    def __len__(self) -> int:
+        return 4
 
-
-class Makes(Shares):
-    """The same by a method of the module."""
-
-    def train_dataloader(self):
-        return DataLoader([1.0] * 4, collate_fn=self.collate)
-
-    def collate(self, batch):
+    def __getitem__(self, index: int) -> torch.Tensor:
         return self.memory[-1]
 
 
-@pytest.mark.parametrize(
-    ("model", "names"),
-    [
-        (Shares, {"Shares.memory", "Memory.memory"}),
-        (Makes, {"Makes.memory", "Makes.count"}),
-    ],
-)
-def test_what_the_data_may_change_is_named(tmp_path: Path, model, names: set[str]):
-    (part,) = fit(tmp_path, model, lambda: None)
-    assert set(lost_by(part)) == names
+def test_what_the_data_share_with_the_module_continues_exactly(tmp_path: Path):
+    check_exact(tmp_path, Shares, lambda: None, (0, 2), (1, 1))
+
+
+class Schedules(Net):
+    """Changes what torch's own objects hold as numbers of Python, and its data."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = torch.nn.Dropout(0.1)
+
+    def training_step(self, batch, batch_idx):
+        return self.drop(super().training_step(batch, batch_idx) + torch.ones(8)).mean()
+
+    def on_train_epoch_start(self):
+        loader = self.trainer.train_dataloader
+        if self.current_epoch == 1:
+            self.drop.p = 0.6
+            loader.sampler.weights[:4] *= 20
+            loader.dataset.dataset.tensors[0][3:] += 1
+            loader.dataset.indices += range(8)
+
+
+def scheduled() -> Any:
+    data = Subset(TensorDataset(torch.arange(16.0)[:, None]), [*range(8)])
+    weights = torch.ones(8, dtype=torch.double)
+    return DataLoader(data, 2, sampler=WeightedRandomSampler(weights, 8))
+
+
+def test_settings_of_layers_samplers_and_subsets_continue(tmp_path: Path, capsys):
+    check_exact(tmp_path, Schedules, scheduled, (1, 0), (1, 2))
+    assert "Note: the training data are other" not in capsys.readouterr().out
+
+
+def from_attributes(module: Net) -> Any:
+    return DataLoader(torch.arange(16.0)[:, None], module.size, shuffle=True)
+
+
+class Grows(Net):
+    """Its loader is made of an attribute that training has changed."""
+
+    threshold = 0
+
+    def __init__(self):
+        super().__init__()
+        self.size = 4
+
+    def train_dataloader(self):
+        return from_attributes(self)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.trainer.train_dataloader.batch_sampler.batches.batch_size = 2
+            self.size = 2
+
+
+def test_a_loader_is_made_of_attributes_that_are_restored(tmp_path: Path, capsys):
+    fit(tmp_path, Grows, lambda: None, [(1, 1)])
+    assert "Note: " not in capsys.readouterr().out
 
 
 class Moves(Shares):
@@ -317,11 +384,11 @@ class Data(L.LightningDataModule):
         return DataLoader(torch.ones(2, 32))
 
 
-def test_ordinary_models_lose_nothing_and_a_datamodule_has_state_too():
+def test_ordinary_models_lose_nothing():
     nets = [torch.nn.LSTM(4, 4), torch.nn.BatchNorm1d(4), torch.nn.TransformerEncoderLayer(4, 2)]
     nets.append(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)))
-    for data, names in ((None, []), (Data(), ["Data.drawn"])):
-        model, lost = BoringModel(), Attributes()
+    for data in (None, Data()):
+        model, lost = BoringModel(), Objects()
         model.nets = torch.nn.ModuleList(nets)
         trainer = L.Trainer(
             max_epochs=2, callbacks=[lost], accelerator="cpu", enable_model_summary=False,
@@ -329,7 +396,7 @@ def test_ordinary_models_lose_nothing_and_a_datamodule_has_state_too():
             enable_progress_bar=False,
         )  # fmt: skip
         trainer.fit(model, datamodule=data)
-        assert lost.lost == names
+        assert lost.lost == []
 
 
 class Fast:
@@ -351,9 +418,6 @@ class Numbered(Dataset[torch.Tensor]):
     def __init__(self):
         self.epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
     def __len__(self) -> int:
         return 4
 
@@ -363,17 +427,16 @@ class Numbered(Dataset[torch.Tensor]):
 
 class Tells(Net):
     def on_train_epoch_start(self):
-        loader = self.trainer.train_dataloader
-        if isinstance(loader, DataLoader):
-            loader.dataset.set_epoch(self.current_epoch)
+        self.trainer.train_dataloader.dataset.epoch = self.current_epoch
 
 
-@pytest.mark.parametrize(
-    ("make", "name"), [(Fast, "Fast.epoch"), (lambda: DataLoader(Numbered()), "Numbered.epoch")]
-)
-def test_what_a_loader_keeps_from_epoch_to_epoch_is_named(tmp_path: Path, make, name: str, capsys):
-    fit(tmp_path, Tells, make)
+def test_what_a_data_set_is_told_continues(tmp_path: Path, capsys):
+    check_exact(tmp_path, Tells, lambda: DataLoader(Numbered()), (1, 1))
+    assert "Note: batch" not in capsys.readouterr().out
+
+
+def test_what_a_loader_counts_itself_is_noticed(tmp_path: Path, capsys):
+    fit(tmp_path, Net, Fast, [(1, 1)])
     said = capsys.readouterr().out
-    assert "no checkpoint holds them" in said
-    assert name in said
-    assert ("Fast, which has a way of its own to iterate" in said) == (make is Fast)
+    assert "Note: batch 2 of epoch 1 is another one than it was before the interruption" in said
+    assert "training data 0.epoch is in no checkpoint" in said

@@ -1,0 +1,94 @@
+"""What data sets, transforms and loaders keep shows in the batch that comes next."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from library.tests.kit import Net, fit
+
+SAYS = "is another one than it was before", "is repeated with other samples"
+
+
+class Samples(Dataset[Any]):
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(index)])
+
+
+class Jitters(Samples):
+    """A transform with numbers of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + self.dice.random()
+
+
+class Counts(Samples):
+    """Harmless: it only counts."""
+
+    def __getitem__(self, index: int) -> Any:
+        self.count += 1
+        return super().__getitem__(index)
+
+
+class Caches(Samples):
+    def __getitem__(self, index: int) -> Any:
+        return self.cache.setdefault(index, super().__getitem__(index))
+
+
+class Epochs(Samples):
+    """Counts its passes, and samples depend on it."""
+
+    def __getitem__(self, index: int) -> Any:
+        self.count += 1
+        return super().__getitem__(index) + self.count // 16
+
+
+class Passes(IterableDataset[Any]):
+    passes = 0
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        return iter(torch.full((16, 1), float(self.passes)))
+
+
+def collate_with(dice: random.Random) -> Any:
+    return lambda samples: torch.stack(samples) + dice.random()
+
+
+CASES: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
+    (lambda: Jitters(dice=random.Random(0)), {}, "training data 0.dataset.dice is in no checkpoint"),
+    (lambda: Jitters(dice=random.Random(0)), {"num_workers": 1}, "what the data set, a transform"),
+    (lambda: Counts(count=0), {}, ""),
+    (lambda: Caches(cache={}), {}, ""),
+    (lambda: Epochs(count=0), {}, "dataset.count"),
+    (lambda: Passes(), {}, "dataset.passes"),
+    (lambda: Samples(), {"shuffle": True}, ""),
+    (lambda: Samples(), {"shuffle": True, "num_workers": 1}, ""),
+    (lambda: Samples(), {"collate_fn": collate_with(random.Random(0))}, "collate_fn.dice"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "name"), CASES)
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+def test_a_batch_that_differs_is_said_and_no_other(
+    tmp_path: Path, make, options, name: str, how: str, capsys
+):
+    if options.get("num_workers"):
+        options = {"persistent_workers": True, **options}
+    fit(
+        tmp_path, Net, lambda: DataLoader(make(), batch_size=4, **options), [(1, 1)], how=how,
+        save_every_s=1e-9,
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    assert any(text in said for text in SAYS) == bool(name), said
+    assert name in said
