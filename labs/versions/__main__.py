@@ -36,7 +36,7 @@ CORE = (
     "library/tests/test_trainer.py", "library/tests/test_loops.py", "library/tests/test_sharded.py",
     "library/tests/callbacks/test_continuing.py", "library/tests/callbacks/test_two_ranks.py",
     "library/tests/callbacks/test_model_checkpoint.py", "library/tests/ranks/test_strategies.py",
-    "library/tests/callbacks/test_rank_state.py", "library/tests/callbacks/test_attributes.py",
+    "library/tests/callbacks/test_rank_state.py", "library/tests/callbacks/test_objects.py",
     "library/tests/callbacks/test_best_checkpoint.py", "library/tests/ranks/test_compat.py",
     "library/tests/ranks/test_signals_of_runs.py", "library/tests/node/test_agent.py",
     "library/tests/test_lightning_names.py",

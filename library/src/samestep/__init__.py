@@ -1,13 +1,14 @@
 """Samestep: the same steps on any number of ranks, before and after any interruption.
 
 Read ``trainer`` first: what happens from ``fit`` to the end. Then ``loops``: what happens between
-two steps. Then ``lightning_names``, ``errors``, ``versions``, ``metrics``, ``config_keys``,
-``option_names``, ``run_spec``, ``ranks``, ``losses``, ``command_line``, ``download``, ``data``,
-``run``, ``node``, ``tracker``, ``mlflow_runs``, ``loggers``, ``callbacks``, ``resumed_loggers``,
-``arguments``, ``fit_checks``, ``lightning_patch`` and ``verify``, which need no Hydra; then
-``hydra``, which makes the arguments of the Trainer from configuration files, ``grid``, ``doctor``,
-``report``, ``launch``, ``sweep``, ``loading`` (model and data of a run), ``evaluate``, ``predict``,
-``export`` with ``model_files`` and ``model_card``, ``script``, ``completion`` and ``cli``. Each
+two steps. Then ``heap``: what the objects of a program hold. Then ``lightning_names``, ``errors``,
+``versions``, ``metrics``, ``config_keys``, ``option_names``, ``run_spec``, ``ranks``, ``losses``,
+``command_line``, ``download``, ``data``, ``run``, ``node``, ``tracker``, ``mlflow_runs``,
+``loggers``, ``callbacks``, ``resumed_loggers``, ``arguments``, ``fit_checks``, ``lightning_patch``
+and ``verify``, which need no Hydra; then ``hydra``, which makes the arguments of the Trainer from
+configuration files, ``grid``, ``doctor``, ``report``, ``launch``, ``sweep``, ``loading`` (model and
+data of a run), ``evaluate``, ``predict``, ``export`` with ``model_files`` and ``model_card``,
+``script``, ``completion`` and ``cli``. Each
 folder opens with what it promises.
 """
 
@@ -47,6 +48,7 @@ MODULES = {
     "mean": "samestep.losses",
     "patch_lightning": "samestep.lightning_patch",
     "redact": "samestep.ranks.secrets",
+    "register": "samestep.heap.kinds",
     "run_program": "samestep.hydra.program",
     "run_script": "samestep.script",
     "train_in_process": "samestep.hydra.main",

@@ -7,6 +7,7 @@ from samestep.data.sampler import Slice as Slice
 from samestep.download import download_once as download_once
 from samestep.errors import ConfigError as ConfigError
 from samestep.errors import RunError as RunError
+from samestep.heap.kinds import register as register
 from samestep.hydra.build import build_datamodule as build_datamodule
 from samestep.hydra.build import build_run as build_run
 from samestep.hydra.main import train_in_process as train_in_process

@@ -192,10 +192,13 @@ class TrainingData:
         self.loaders.reset()
 
     def __next__(self) -> Any:
+        return self._watch(self._read_next, is_first_batch=True)
+
+    def _read_next(self) -> Any:
         self._read_trained_batches()
         self._begin_batch()
         try:
-            batch = self._watch(partial(next, self.loaders), is_first_batch=True)
+            batch = next(self.loaders)
         except StopIteration:
             self._forget_loaded()
             # No batch belongs to the state that was just noted.

@@ -66,7 +66,11 @@ def collate_with(dice: random.Random) -> Any:
 
 
 CASES: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
-    (lambda: Jitters(dice=random.Random(0)), {}, "training data 0.dataset.dice is in no checkpoint"),
+    (
+        lambda: Jitters(dice=random.Random(0)),
+        {},
+        "training data 0.dataset.dice is in no checkpoint",
+    ),
     (lambda: Jitters(dice=random.Random(0)), {"num_workers": 1}, "what the data set, a transform"),
     (lambda: Counts(count=0), {}, ""),
     (lambda: Caches(cache={}), {}, ""),

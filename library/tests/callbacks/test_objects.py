@@ -206,7 +206,7 @@ class Exchanges(Net):
 
 class ExchangesForGood(Exchanges):
     def on_train_epoch_start(self):
-        self.function = lambda a, b: (a - b).abs()  # noqa: E731
+        self.function = lambda a, b: (a - b).abs()
         self.local = self.local or make_local()
 
 

@@ -12,6 +12,7 @@ from torchmetrics import MeanMetric, MetricCollection
 
 from library.tests.kit import Net, batches, check_exact, fit
 from samestep.callbacks.stand_ins import MARK, StandIns
+from samestep.heap.heap import Heap
 from samestep.ranks import environment
 from samestep.run.checkpoint import CheckpointError, load
 
@@ -86,37 +87,44 @@ def test_a_checkpoint_holds_no_object(tmp_path: Path):
     trainer.validate(OfLibrary(), ckpt_path=str(tmp_path / "checkpoints/last.ckpt"), **given)
 
 
-def test_an_object_that_changes_and_cannot_be_kept_is_named_once(tmp_path: Path, capsys):
-    fit(tmp_path, Moves)
-    lines = capsys.readouterr().out.splitlines()
-    (note,) = [line for line in lines if "no checkpoint holds all their values" in line]
-    assert "specials.others.1." in note
-    assert "scale" not in note
+def test_a_path_that_training_chooses_is_kept(tmp_path: Path, capsys):
+    _, parts = check_exact(tmp_path, Moves, batches, (1, 2))
+    assert parts[-1].module.where == Path("8")
+    assert "restored" not in capsys.readouterr().out
+
+
+def saved_by(module: Any) -> dict[str, Any]:
+    stand_ins = StandIns(module)
+    stand_ins.keys_of_others = {"state_dict"}
+    checkpoint = {"state_dict": module.state_dict()}
+    module.on_save_checkpoint(checkpoint)
+    taken, _ = stand_ins.take_out(checkpoint)
+    return taken
 
 
 def test_values_that_cannot_be_restored_are_noted_by_rank_zero(capsys, monkeypatch):
-    def decode(self, own, values):
-        raise ValueError
-
     module = OfLibrary()
-    saved = StandIns(module)._describe((), module.scale, set())
     module.scale.step()
-    monkeypatch.setattr("samestep.callbacks.stand_ins.Decoder.decode", decode)
+    saved = saved_by(module)
+    monkeypatch.setattr(Heap, "_write", lambda self, name, field, new: False)
     for rank in (0, 1):
         monkeypatch.setattr(environment, "rank", partial(int, rank))
-        found = StandIns(module).put_back({"specials": {"others": [saved]}})
-        assert found["specials"]["others"] == [module.scale]
-    assert capsys.readouterr().out.count("values of specials.others.0 that cannot be restored") == 1
+        found = StandIns(OfLibrary()).put_back(saved)
+        assert found["specials"]["others"][0].seen == {"steps": 0}
+    (note,) = [
+        line for line in capsys.readouterr().out.splitlines() if "cannot be restored" in line
+    ]
+    assert "checkpoint['specials.others.0'].seen" in note
 
 
 @pytest.mark.parametrize("name", ["os:system", "torch.nn.modules.loss:L1Loss"])
 def test_a_file_makes_no_object(name: str):
     """Whatever it names: only the program's own object gets its place."""
-    stand_in = {MARK: name, "values": ("object", False, name, []), "bytes": torch.empty(0)}
+    saved = saved_by(OfLibrary())
     with pytest.raises(CheckpointError, match=r"loss_fn was a \w+, and OfLibrary makes a MSELoss"):
-        StandIns(OfLibrary()).put_back({"loss_fn": stand_in})
+        StandIns(OfLibrary()).put_back(saved | {"loss_fn": {MARK: name}})
     with pytest.raises(CheckpointError, match=r"other was a \w+, and OfLibrary makes nothing"):
-        StandIns(OfLibrary()).put_back({"other": stand_in})
+        StandIns(OfLibrary()).put_back(saved | {"other": {MARK: name}})
 
 
 def test_a_module_without_objects_is_not_asked_for_them():

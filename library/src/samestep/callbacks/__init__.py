@@ -6,9 +6,8 @@ Read in this order:
 
 - ``checkpoints`` (save, link, repair), ``data_resume`` (of the data), ``rng`` (random numbers),
   ``rank_state`` (state of each rank), ``hparams_on_resume`` (values that the configuration has
-  changed), ``attributes`` with ``state_codec`` (what Python code keeps), ``stand_ins`` (objects
-  that a module saves) and ``loader_state`` (what data sets keep, also in loader processes): the
-  run resumes.
+  changed), ``objects`` (what Python objects hold, by ``samestep.heap``) and ``stand_ins`` (objects
+  that a module saves): the run resumes.
 - ``slice_weighting`` (slices of unequal length), ``divided_batches`` (batches divided twice),
   ``loss_check`` with ``step_probe`` (whether ranks would make other steps; ``samestep.losses``
   has the remedies), ``checks`` (what is rejected), ``loss_guard``, ``watchdog``, ``receipts``

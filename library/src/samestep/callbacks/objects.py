@@ -133,7 +133,7 @@ class Objects(L.Callback):
         self.lost += new
         name_in_note(
             trainer,
-            "training changes these, and no checkpoint can hold them: ",
+            "training changes these, and no checkpoint holds them: ",
             new,
             ". A run that resumes starts with their first values. A function, class or part of a "
             "net that is exchanged is kept if it can be imported by its name; other objects by "
@@ -156,7 +156,7 @@ class Objects(L.Callback):
         self.lost = list(state_dict["names"])
 
     def _load(self, trainer: L.Trainer, *, of_training: bool) -> set[str]:
-        """Give the objects of the training data, or all others, what they held; who cannot have it."""
+        """Give back to the training data, or to all others; the names of what cannot have it."""
         if not self._saved:
             return set()
         is_same_number = len(self._saved) == trainer.world_size

@@ -49,7 +49,9 @@ class StandIns:
         if not objects:
             return checkpoint, []
         taken[VALUES] = heap_of(objects, checkpoint).dump()
-        return taken, sorted(f"{place} ({class_of(value).__qualname__})" for place, value in objects.items())
+        return taken, sorted(
+            f"{place} ({class_of(value).__qualname__})" for place, value in objects.items()
+        )
 
     def put_back(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """The checkpoint with the objects of this program, which get the values that were saved.

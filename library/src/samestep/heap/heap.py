@@ -132,8 +132,13 @@ class Heap:
                 del self._objects[name]
                 return []
             fields = self._fields_of(value, kind).items()
-            parts = [(text_of((name, k)), part) for k, part in fields if (name, k) not in self.changed]
-            return [*parts, *((f"class {'.'.join(path_of(each))}", each) for each in classes_of(value))]
+            parts = [
+                (text_of((name, k)), part) for k, part in fields if (name, k) not in self.changed
+            ]
+            return [
+                *parts,
+                *((f"class {'.'.join(path_of(each))}", each) for each in classes_of(value)),
+            ]
         if (name, None) in self.changed or not isinstance(value, dict | list | tuple | deque):
             return []
         if len(value) > MAX_NAMED:
@@ -178,7 +183,9 @@ class Heap:
 
     def _look_at(self, unit: Unit, value: Any) -> Look:
         if type(value) in ATOMS:
-            return Look(repr(value), True, False)
+            # nan differs from itself.
+            mark = repr(value) if isinstance(value, float | complex) else value
+            return Look((type(value), mark), True, False)
         if unit not in self._too_large:
             # Classes, lengths and comparisons of objects of others may raise anything.
             try:
@@ -252,7 +259,9 @@ class Heap:
         Raises:
             NotOursError: if ``dump`` has not written this.
         """
-        content, *buffers = (part.clone().numpy() for part in packed["bytes"].split(packed["sizes"]))
+        content, *buffers = (
+            part.clone().numpy() for part in packed["bytes"].split(packed["sizes"])
+        )
         reader = Reader(content.tobytes(), iter(buffers), self.find, device)
         # All are read before any is changed.
         frames = [(reader.next_value(), reader.is_whole) for _ in packed["units"]]

@@ -106,7 +106,7 @@ def write_items(container: Any, new: tuple[Any, Any]) -> None:
     # Not the methods of a class that inherits, which may do anything.
     base = base_of_items(type(container))
     base.clear(container)
-    add: Any = base.update if base in (dict, set) else base.extend  # type: ignore[attr-defined]
+    add: Any = base.update if base in (dict, set) else base.extend
     add(container, items)
     write_attributes(container, attributes or {})
 
@@ -246,7 +246,7 @@ def write_new(value: Any, state: Any) -> None:
 
 
 def read_callback(callback: L.Callback) -> dict[str, Any]:
-    """The attributes of a callback; not those that it saves itself, or a library's class has made."""
+    """The attributes of a callback, but for what it saves itself, or a library has made."""
     if type(callback).on_save_checkpoint is not L.Callback.on_save_checkpoint:
         return {}
     parents = type(callback).__mro__
@@ -344,6 +344,7 @@ KINDS: dict[type | str, Kind] = {
     **dict.fromkeys((list, deque, set, dict), ITEMS),
     **dict.fromkeys((UserList, UserDict, UserString, ChainMap), ATTRIBUTES),
     **dict.fromkeys((Dataset, IterableDataset, Sampler, LRScheduler), ATTRIBUTES),
+    SimpleNamespace: ATTRIBUTES._replace(make=SimpleNamespace.__new__),
     Tensor: Kind(lambda tensor: tensor.detach(), write_tensor),
     np.ndarray: Kind(read_array, write_array),
     array: Kind(read_numbers, write_numbers),
@@ -357,7 +358,9 @@ KINDS: dict[type | str, Kind] = {
         lambda shared, new: memoryview(shared.get_obj()).cast("B").__setitem__(slice(None), new),
     ),
     torch.Generator: Kind(
-        torch.Generator.get_state, torch.Generator.set_state, make=torch.Generator.__new__
+        torch.Generator.get_state,
+        lambda generator, state: generator.set_state(state),
+        make=torch.Generator.__new__,
     ),
     random.Random: Kind(random.Random.getstate, random.Random.setstate, make=random.Random.__new__),
     np.random.RandomState: Kind(

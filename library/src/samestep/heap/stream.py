@@ -22,7 +22,7 @@ from fractions import Fraction
 from functools import partial, reduce
 from pathlib import PosixPath, PurePosixPath
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -125,7 +125,11 @@ class Writer(pickle.Pickler):
         """What makes an object without a name again."""
         kind = type(value)
         # What is written by its name, or by the arguments of its class.
-        if kind in SAFE or kind is torch.dtype or (isinstance(value, type | FunctionType) and value in WRITTEN):
+        if (
+            kind in SAFE
+            or kind is torch.dtype
+            or (isinstance(value, type | FunctionType) and value in WRITTEN)
+        ):
             return NotImplemented
         if isinstance(value, Tensor):
             return self._reduce_tensor(value)
@@ -167,7 +171,9 @@ class Writer(pickle.Pickler):
             return make_sparse, (parts.indices(), parts.values(), tuple(tensor.shape), is_learned)
         if not is_plain_tensor(tensor):
             return self._give_up(tensor)
-        flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        # A copy: torch lets no tensor grow any more whose memory NumPy has seen.
+        copied = tensor.detach().to("cpu", copy=True)
+        flat: Any = copied.contiguous().flatten().view(torch.uint8).numpy()
         facts = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.is_cpu
         kind = type(tensor) is nn.Parameter
         return make_tensor, (pickle.PickleBuffer(flat), *facts, is_learned, kind)
@@ -175,7 +181,7 @@ class Writer(pickle.Pickler):
     def _reduce_array(self, found: Any) -> Any:
         if found.dtype.hasobject:
             return make_objects, (found.shape, found.ravel().tolist())
-        values = np.frombuffer(found.tobytes(), np.uint8)
+        values: Any = np.frombuffer(found.tobytes(), np.uint8)
         dtype = found.dtype.descr if found.dtype.names else found.dtype.str
         is_array = isinstance(found, np.ndarray)
         return make_array, (pickle.PickleBuffer(values), dtype, found.shape, is_array)
@@ -209,6 +215,9 @@ class Reader(pickle._Unpickler):
         find_object: the object with a name; None if there is none.
         device: for new tensors that were on one.
     """
+
+    stack: list[Any]  # of the class that it inherits, in Python
+    metastack: list[list[Any]]
 
     def __init__(
         self,
@@ -273,9 +282,12 @@ class Reader(pickle._Unpickler):
         target = self.stack[-depth] if depth else self.metastack[-1][-1]
         if type(target) not in CONTAINERS:
             raise NotOursError(f"nothing is added to {type(target).__name__}")
-        pickle._Unpickler.dispatch[opcode](self)
+        add: Any = pickle._Unpickler.dispatch[opcode]
+        add(self)
 
-    dispatch = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in OPCODES} | {b"R"[0]: call}
+    dispatch: ClassVar[dict[int, Any]] = {
+        code[0]: pickle._Unpickler.dispatch[code[0]] for code in OPCODES
+    } | {b"R"[0]: call}
     dispatch |= {code: partial(lambda code, reader: reader.add(code), code) for code in b"aesu\x90"}
 
 

@@ -74,6 +74,10 @@ LOST_ATTRIBUTES = KnownNote(
     "no checkpoint holds them",
     (INTERRUPTED,), (), "state outside the checkpoint is lost",
 )  # fmt: skip
+OTHER_BATCH = KnownNote(
+    "is another one than it was before the interruption",
+    (INTERRUPTED,), ("samples",), "what the data keep is in no checkpoint",
+)  # fmt: skip
 LOST_PARTS = KnownNote(
     "that cannot be restored in this program",
     (INTERRUPTED,), (), "parts that a restart does not have are lost",
