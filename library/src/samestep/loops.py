@@ -31,6 +31,7 @@ import logging
 import math
 import pickle
 import signal
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import cache, partial
@@ -64,7 +65,7 @@ from samestep.callbacks.rng import SeedSteps, seed_hook
 from samestep.data import rank_counts
 from samestep.data.loaders import without_states
 from samestep.errors import RunError
-from samestep.ranks import compat, epoch_logs, stopping
+from samestep.ranks import compat, epoch_logs, process_group, stopping
 from samestep.ranks.compat import before_hooks, callbacks_of
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.requeue import requeue_job
@@ -83,6 +84,7 @@ TRANSFERS = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_ba
 """The hooks of a module or DataModule that may change a batch."""
 STEP = "optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping"
 """Methods of a module that make up a step."""
+MAX_REHEARSED_S = 5.0  # of the last step, where the next one is computed before a process ends
 STEP_DIGEST = "d227d8baea1f687a5b44e4d16e0ad8d625da2c7aef14bfbcb53bea1f266f66fc"
 """SHA-256 of the source of Lightning's step, of which ``EpochLoop`` has a shorter form."""
 
@@ -339,6 +341,7 @@ class FitLoop(_FitLoop):
         self.resume = find_callback(trainer, DataResume)
         self.objects = find_callback(trainer, Objects)
         self.receipts = find_callback(trainer, Receipts)
+        self._last_step = -math.inf  # when it began
 
     @property
     def _data_fetcher(self) -> Any:
@@ -428,9 +431,13 @@ class FitLoop(_FitLoop):
                 # The other ranks agree before this step, and wait for this rank's answer.
                 self._agree()
                 raise
-            self._agree()
+            try:
+                self._agree()
+            except stopping.Stopped as stopped:
+                self._rehearse(stopped)
             if self.resume is not None:
                 self.resume.forget_batch()
+        self._last_step = time.monotonic()
         self.training_data.step_begins()
         # What the batch before has logged for the first time continues a sum of the checkpoint.
         epoch_logs.merge_saved_logs(trainer)
@@ -448,6 +455,40 @@ class FitLoop(_FitLoop):
             return read()
         finally:
             self.clock.take_batch(next_cause)
+
+    def _rehearse(self, stopped: stopping.Stopped) -> None:
+        """Let the next step be computed before this process ends, for nothing but its receipt.
+
+        The next start begins with this step, and compares it: what training depends on and is in
+        no checkpoint shows. The run is saved by now, and no hook of after the step is called.
+
+        Raises:
+            Stopped: if a step takes long, or if somebody waits at a terminal.
+        """
+        trainer = self.trainer
+        is_plain = (
+            trainer.lightning_module.automatic_optimization
+            and trainer.accumulate_grad_batches == 1
+            and getattr(trainer.precision_plugin, "scaler", None) is None
+        )
+        step_s = time.monotonic() - self._last_step
+        is_short = max(process_group.gather(step_s)) < MAX_REHEARSED_S
+        if not is_plain or not is_short or stopped.name == "SIGINT":
+            raise stopped
+        for optimizer in trainer.optimizers:
+            optimizer.step = partial(self._end_rehearsal, stopped, optimizer.step)
+
+    def _end_rehearsal(
+        self, stopped: stopping.Stopped, step: Callable[..., Any], closure: Callable[[], Any]
+    ) -> None:
+        # The whole step, because the optimizer decides how often it asks for the loss.
+        try:
+            step(closure)
+            if self.receipts is not None:
+                self.receipts.on_train_end(self.trainer, self.trainer.lightning_module)
+        finally:
+            # An error says nothing that the next start would not say.
+            raise stopped
 
     def _agree(self) -> None:
         if self.checkpoints is None:

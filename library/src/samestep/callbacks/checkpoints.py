@@ -219,6 +219,7 @@ class Checkpoints(Checkpoint):
             self._commit(trainer)
         signum = self._signal_to_stop(trainer, agreed)
         if signum:
+            self._commit(trainer)
             raise Stopped(signum)
         if agreed.asked:
             self._commit(trainer)
