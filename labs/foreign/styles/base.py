@@ -14,7 +14,7 @@ from samestep.verify.known_notes import KnownNote
 
 LOADER = (known_notes.LOADER,)
 STREAM = (known_notes.STREAM,)
-LOST = (known_notes.LOST_ATTRIBUTES,)
+LOST = (known_notes.OTHER_BATCH, known_notes.OTHER_STEP)
 NO_MEAN = (known_notes.LOSS,)
 DRAWS = (known_notes.RANDOM_STEPS,)
 NORMALIZES = (known_notes.BATCH_NORM,)

@@ -7,7 +7,6 @@ import torch
 
 from library.tests.kit import Net, batches, check_exact, fit
 
-
 COMPUTED: list[tuple[int, int]] = []
 ENDED: list[tuple[int, int]] = []
 """Steps of all processes of a run, which no checkpoint holds."""

@@ -176,7 +176,8 @@ def test_facts_name_what_makes_runs_incomparable():
     def change(**facts: Any) -> str:
         return FACTS._replace(**facts).find_change(FACTS)
 
-    assert change(machine={"threads": 9}) == change(code={"other": 1}) == ""
+    assert change(machine={"threads": 9}) == change(code={"train": 8}) == ""
     assert change(run={"precision": "64-true"}) == "another precision"
     assert change(run={"precision": "32-true", "accelerator": "cuda"}) == "another accelerator"
-    assert change(code={"train": 8}) == "another version of train"
+    for code, names in (({"other": 1}, []), ({"train": 8, "other": 1}, ["train"])):
+        assert FACTS._replace(code=code).find_changed_code(FACTS) == names

@@ -15,7 +15,7 @@ from torch import Tensor
 from samestep.callbacks.batch_digest import BatchDigest
 from samestep.callbacks.checkpoints import progress_of
 from samestep.callbacks.loss_guard import LossGuard
-from samestep.callbacks.notes import print_note
+from samestep.callbacks.notes import join_names, print_note
 from samestep.ranks import devices
 from samestep.run import receipts, record
 from samestep.run.files import read_bytes
@@ -33,6 +33,7 @@ and four to five where factors have 16 bits: their products are added in 32 bits
 mean over many samples, in which errors of single ones cancel."""
 OTHER_MACHINE = 10  # times as much
 EXACT_RANKS = 2  # a sum of two numbers has no order; more ranks may add theirs in any order
+NOTE_ON_CODE = "Note: this code has changed since the run was interrupted: {}"
 VERIFY = "`samestep verify -- <command>` finds it"
 
 
@@ -49,7 +50,8 @@ class Receipts(L.Callback):
     After SIGKILL a run repeats the batches since its last checkpoint. If a loss or gradient is not
     what it was, something that training depends on is in no checkpoint: one note says at which
     step, and what differs. ``run.json`` keeps the note, and what was compared without one. Nothing
-    is compared if configuration, code, packages or ranks have changed; and losses only within
+    is compared if configuration, packages or ranks have changed; changed code is said, and what it
+    computes is compared all the same. Losses are compared only within
     rounding (see ``Comparison``) if the machine has, or if it does not give the same bits twice.
 
     ``samestep.loops`` calls ``begin_batch``. Only rank zero has this callback; its losses are those
@@ -172,6 +174,9 @@ class Receipts(L.Callback):
         if found is not None and trainer.ckpt_path is not None:
             before, known = found
             repeated = self._choose_repeated(known, place)
+            changed = facts.find_changed_code(before)
+            if changed:
+                print_note(trainer, NOTE_ON_CODE.format(join_names(changed)))
             has_same_machine = facts.machine == before.machine
             change = facts.find_change(before)
             if repeated and change:

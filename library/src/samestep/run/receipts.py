@@ -77,10 +77,13 @@ class Facts(NamedTuple):
         for name in self.run:
             if self.run[name] != before.run.get(name):
                 return f"another {name}"
-        for name, checksum in self.code.items():
-            if before.code.get(name, checksum) != checksum:
-                return f"another version of {name}"
         return ""
+
+    def find_changed_code(self, before: "Facts") -> list[str]:
+        """The names of the user's modules that have changed."""
+        return sorted(
+            n for n, checksum in self.code.items() if before.code.get(n, checksum) != checksum
+        )
 
 
 class Journal:

@@ -78,6 +78,10 @@ OTHER_BATCH = KnownNote(
     "is another one than it was before the interruption",
     (INTERRUPTED,), ("samples",), "what the data keep is in no checkpoint",
 )  # fmt: skip
+OTHER_STEP = KnownNote(
+    "is repeated on the same samples with",
+    (INTERRUPTED,), (), "state outside the checkpoint is lost",
+)  # fmt: skip
 LOST_PARTS = KnownNote(
     "that cannot be restored in this program",
     (INTERRUPTED,), (), "parts that a restart does not have are lost",
@@ -117,6 +121,8 @@ KNOWN_NOTES = (
     BATCH_NORM,
     STATE,
     LOST_ATTRIBUTES,
+    OTHER_BATCH,
+    OTHER_STEP,
     LOST_PARTS,
     RANDOM_AFTER_INTERRUPTION,
     LOST_BUFFER,
