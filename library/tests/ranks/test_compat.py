@@ -147,6 +147,26 @@ def test_metrics_of_two_ranks_continue_in_one():
     assert (merged.update_count, merged.compute()) == (2, whole.compute())
 
 
+def test_logs_of_two_ranks_continue_in_one_whose_program_logs_in_another_way():
+    of_ranks = []
+    for value in (1.0, 3.0):
+        trainer = tiny_trainer(devices=1)
+        for name in ("mean", "max"):
+            trainer.fit_loop.epoch_loop._results.log(
+                "f", name, torch.tensor(value), reduce_fx=name, sync_dist=True, batch_size=2
+            )
+        of_ranks.append(epoch_logs.collect_logs(trainer))
+    trainer = tiny_trainer(devices=1)
+    epoch_logs.resume_logs(trainer, Net(), of_ranks)
+    results = trainer.fit_loop.epoch_loop._results
+    results.log("f", "mean", torch.tensor(8.0), prog_bar=True, batch_size=2)
+    figures = {name: value.item() for name, value in results.metrics(False)["callback"].items()}
+    assert figures == {"mean": 4, "max": 3}
+    # As in a run that was not interrupted, each metric has one way from here on.
+    with pytest.raises(MisconfigurationException, match="twice"):
+        results.log("f", "mean", torch.tensor(8.0), batch_size=2)
+
+
 def test_canary_adam_still_searches_for_gpus_in_each_step(monkeypatch: pytest.MonkeyPatch):
     searches = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: searches.append(1) or False)

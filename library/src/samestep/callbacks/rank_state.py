@@ -26,8 +26,8 @@ from samestep.ranks.sharded import class_of, map_tensors, shard_like
 log = logging.getLogger(__name__)
 
 State = dict[str, Any]
-"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logs``, ``last_values``,
-``metrics`` and ``callbacks``."""
+"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logged``, ``metrics`` and
+``callbacks``."""
 
 
 class RankState(L.Callback):
@@ -73,9 +73,7 @@ class RankState(L.Callback):
     def _collect_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> State:
         epochs: Any = trainer.fit_loop.epoch_progress.current
         is_within_epoch = epochs.processed < epochs.ready
-        last_values: dict[str, dict[str, Any]] = {}
         if is_within_epoch:
-            last_values = epoch_logs.collect_last_values(trainer)
             logs, ended = epoch_logs.collect_logs(trainer), set[int]()
         else:
             # Lightning resets what it has logged when an epoch is over, or has done so.
@@ -84,7 +82,7 @@ class RankState(L.Callback):
         for name, metric in metrics_of(pl_module).items():
             if id(metric) not in ended and epoch_logs.has_counted(metric):
                 metrics[name] = epoch_logs.metric_state(metric)
-        return {"logs": logs, "last_values": last_values, "metrics": metrics}
+        return {"logged": logs, "metrics": metrics}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -153,9 +151,7 @@ class RankState(L.Callback):
             sums = pick(states, "sums", name)
             if sums:
                 part.load_state(torch.stack(sums).sum(0))
-        epoch_logs.resume_logs(trainer, [state.get("logs", {}) for state in states])
-        for state in states[:1]:
-            epoch_logs.resume_last_values(trainer, state.get("last_values", {}))
+        epoch_logs.resume_logs(trainer, pl_module, [state.get("logged", {}) for state in states])
         for name, metric in metrics_of(pl_module).items():
             try:
                 epoch_logs.resume_metric(metric, pick(states, "metrics", name))
