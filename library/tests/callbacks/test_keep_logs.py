@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchmetrics import CatMetric, MeanMetric, MeanSquaredError, MetricCollection
+from torchmetrics import CatMetric, MeanMetric, MeanSquaredError, MetricCollection, MetricTracker
 from torchmetrics.classification import BinaryAccuracy, BinaryPrecision
 
 from library.tests.kit import Net, batches, check_exact, check_same, fit, flat, rows
@@ -136,3 +136,33 @@ class Grouped(Net):
 
 def test_metrics_that_share_their_sums_count_each_batch_once(tmp_path: Path):
     check_exact(tmp_path, Grouped, batches, (0, 1), (1, 1))
+
+
+class Tracked(Net):
+    """Tracks a metric over its epochs, which it begins in a hook that is not called again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = MetricTracker(MeanMetric(), maximize=False)
+        self.of_end = MetricTracker(MeanMetric(), maximize=False)
+
+    def on_train_epoch_start(self):
+        self.tracker.increment()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.tracker.update(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.of_end.increment()
+        self.of_end.update(self.tracker.compute())
+        best, epoch = self.of_end.best_metric(return_step=True)
+        self.log_dict({"best": best, "which": float(epoch), "first": self.tracker[1].compute()})
+
+
+def test_a_tracker_continues_with_all_its_metrics(tmp_path: Path, capsys):
+    _, parts = check_exact(tmp_path, Tracked, batches, (0, "start"), (0, 1), (1, 1))
+    trackers = parts[-1].module.tracker, parts[-1].module.of_end
+    assert [tracker.n_steps for tracker in trackers] == [2, 2]
+    assert "Note: " not in capsys.readouterr().out

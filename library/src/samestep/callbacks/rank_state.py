@@ -26,8 +26,8 @@ from samestep.ranks.sharded import class_of, map_tensors, shard_like
 log = logging.getLogger(__name__)
 
 State = dict[str, Any]
-"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logged``, ``metrics`` and
-``callbacks``."""
+"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logged``, ``metrics``,
+``increments`` and ``callbacks``."""
 
 
 class RankState(L.Callback):
@@ -36,7 +36,8 @@ class RankState(L.Callback):
     A checkpoint within an epoch holds for each rank:
 
     - its buffers, such as the running statistics of batch norm;
-    - the sums of ``EpochMean``, ``self.log`` and torchmetrics, also of metrics that span epochs;
+    - the sums of ``EpochMean``, ``self.log`` and torchmetrics, also of metrics that span epochs,
+      and how many of these a MetricTracker has made;
     - with manual optimization its gradients, because only the module knows when it takes a step;
     - the states of ModelCheckpoint and EarlyStopping, whose metrics may differ between ranks.
 
@@ -82,7 +83,8 @@ class RankState(L.Callback):
         for name, metric in metrics_of(pl_module).items():
             if id(metric) not in ended and epoch_logs.has_counted(metric):
                 metrics[name] = epoch_logs.metric_state(metric)
-        return {"logged": logs, "metrics": metrics}
+        increments = epoch_logs.collect_increments(pl_module)
+        return {"logged": logs, "metrics": metrics, "increments": increments}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -105,6 +107,7 @@ class RankState(L.Callback):
             states = [states[trainer.global_rank] | {"weight": 1.0}]
         self._restore_buffers(trainer, pl_module, states)
         self._restore_gradients(pl_module, states)
+        epoch_logs.resume_increments(pl_module, states)
         # On another number of ranks the sums must not be counted twice.
         has_sums = is_same_number or trainer.is_global_zero
         self._restore_metrics(trainer, pl_module, states if has_sums else [])
