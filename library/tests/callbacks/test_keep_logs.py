@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from torchmetrics import CatMetric, MeanMetric, MeanSquaredError, MetricCollection, MetricTracker
-from torchmetrics.classification import BinaryAccuracy, BinaryPrecision
+from torchmetrics.classification import BinaryAccuracy, BinaryPrecision, MulticlassAccuracy
 
 from library.tests.kit import Net, batches, check_exact, check_same, fit, flat, rows
 
@@ -62,6 +62,7 @@ class FirstBatch(Net):
     def __init__(self) -> None:
         super().__init__()
         self.of_epoch, self.of_both = MeanMetric(), MeanMetric()
+        self.of_classes = MulticlassAccuracy(2, average=None)
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -76,6 +77,9 @@ class FirstBatch(Net):
             self.log("object", self.of_epoch, on_step=False, on_epoch=True)
             self.of_both(loss)
             self.log("object_of_both", self.of_both, on_step=True, on_epoch=True)
+            # One value for each class, which callbacks may read.
+            self.of_classes((flat(batch) > 8).long(), (flat(batch) > 4).long())
+            self.log("classes", self.of_classes, on_step=True, on_epoch=False, logger=False)
         return loss
 
 

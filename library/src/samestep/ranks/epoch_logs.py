@@ -289,7 +289,7 @@ def collect_logs(trainer: "L.Trainer") -> Logs:
 
     Lightning 2.6 logs the last value of a step again in a step in which the module logs nothing.
     """
-    from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
+    from lightning.pytorch.utilities.memory import recursive_detach
 
     loop: Any = trainer.fit_loop.epoch_loop
     results = loop._results
@@ -299,7 +299,7 @@ def collect_logs(trainer: "L.Trainer") -> Logs:
         logs[key] = {
             **entry,
             "dtype": str(metric.value.dtype).removeprefix("torch."),
-            "last": convert_tensors_to_scalars(results._get_cache(metric, on_step=True)),
+            "last": recursive_detach(results._get_cache(metric, on_step=True), to_cpu=True),
             "flags": {name: getattr(metric.meta, name) for name in FLAGS},
             "sync": [metric.meta.sync.should, metric.meta.sync.rank_zero_only],
         }
@@ -340,8 +340,7 @@ def resume_logs(
         else:
             metric.value = torch.tensor(entry["value"], dtype=getattr(torch, entry["dtype"]))
             metric.cumulated_batch_size = torch.tensor(entry["weight"])
-        if entry["last"] is not None:
-            metric._forward_cache = torch.tensor(entry["last"], dtype=torch.float64)
+        metric._forward_cache = entry["last"]
         metric._update_count = 1
         loop._results[key] = metric.to(trainer.strategy.root_device)
         # Lightning resets numbers in the first batch of an epoch, and this epoch has had it.
