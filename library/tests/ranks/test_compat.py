@@ -17,6 +17,9 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loops import _EvaluationLoop, _FitLoop
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
+    _LoggerConnector,
+)
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultCollection,
     _ResultMetric,
@@ -60,6 +63,12 @@ CANARIES: dict[str, Sources] = {
     "takes a computed value as it is": [
         (_ResultCollection._get_cache, ["if result_metric._computed is None:"]),
         (_ResultCollection._get_cache, ["It is recommended to use"]),
+    ],
+    # As ``resume_logs`` expects it.
+    "compares how a metric is logged, and resets it in the first batch of an epoch": [
+        (_ResultCollection.log, ["if key not in self:", "elif meta != self[key].meta:"]),
+        (_LoggerConnector.should_reset_tensors, ["self._first_loop_iter in (None, True)"]),
+        (_LoggerConnector.on_batch_start, ["is True:", "self._first_loop_iter = False"]),
     ],
     "asks how its ranks are (torchrun's agent)": [
         (SimpleElasticAgent._invoke_run, ["self._monitor_workers(self._worker_group)"]),
