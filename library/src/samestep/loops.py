@@ -439,8 +439,6 @@ class FitLoop(_FitLoop):
                 self.resume.forget_batch()
         self._last_step = time.monotonic()
         self.training_data.step_begins()
-        # What the batch before has logged for the first time continues a sum of the checkpoint.
-        epoch_logs.merge_saved_logs(trainer)
         if self.seeds is not None:
             # Before the batch is moved: hooks of the transfer may draw random numbers.
             self.seeds.seed_step(trainer, progress.ready)

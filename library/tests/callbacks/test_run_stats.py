@@ -10,7 +10,7 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
-from library.tests.kit import Net, batches, fit
+from library.tests.kit import Net, batches, check_exact, fit
 from samestep.callbacks import run_stats
 from samestep.run.metrics import read_history
 
@@ -24,6 +24,15 @@ def test_the_rate_is_the_one_with_which_the_step_was_taken(tmp_path: Path):
     rows = read_history(tmp_path)
     rates = {row["step"]: row["step/lr"] for row in rows if "step/lr" in row}
     assert rates == {0: 0.5, 1: 0.25, 2: 0.125}
+
+
+def test_a_module_may_train_without_an_optimizer(tmp_path: Path):
+    """Such as one that only collects what it sees; Lightning warns of it."""
+    with pytest.warns(UserWarning, match="this fit will run with no optimizer"):
+        check_exact(tmp_path, lambda: Net(lambda module: None), batches, (1, 1), how="SIGKILL")
+    rows = read_history(tmp_path / "whole")
+    assert any("step/loss" in row for row in rows)
+    assert not any("step/lr" in row or "lr" in row for row in rows)
 
 
 def test_the_norm_of_the_gradient_is_that_before_clipping(tmp_path: Path):

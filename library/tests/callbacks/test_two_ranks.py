@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
+from library.tests.callbacks.test_keep_logs import FirstBatch
 from library.tests.kit import Net, Normalized, batches, check_exact, fit, on_ranks
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.ranks import environment, process_group
@@ -153,6 +154,7 @@ def train_all(folder: str) -> None:
     stateful: Any = (root / "stateful", Net, StatefulLoader, (0, 2), (1, 0))
     check_exact(*stateful, rank=1)
     check_exact(root / "norm", Normalized, batches, (0, 1), (1, 0), (1, 2), rank=1)
+    check_exact(root / "logs", FirstBatch, batches, (0, 1), (1, 0), rank=1, max_epochs=3)
     check_exact(root / "remembers", Remembers, batches, (0, 1), (1, 0), rank=1)
     _, parts = check_exact(root / "queued", Queued, batches, (0, 1), (1, 0), rank=1)
     queued = parts[-1].module

@@ -17,6 +17,9 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loops import _EvaluationLoop, _FitLoop
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
+    _LoggerConnector,
+)
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultCollection,
     _ResultMetric,
@@ -60,6 +63,12 @@ CANARIES: dict[str, Sources] = {
     "takes a computed value as it is": [
         (_ResultCollection._get_cache, ["if result_metric._computed is None:"]),
         (_ResultCollection._get_cache, ["It is recommended to use"]),
+    ],
+    # As ``resume_logs`` expects it.
+    "compares how a metric is logged, and resets it in the first batch of an epoch": [
+        (_ResultCollection.log, ["if key not in self:", "elif meta != self[key].meta:"]),
+        (_LoggerConnector.should_reset_tensors, ["self._first_loop_iter in (None, True)"]),
+        (_LoggerConnector.on_batch_start, ["is True:", "self._first_loop_iter = False"]),
     ],
     "asks how its ranks are (torchrun's agent)": [
         (SimpleElasticAgent._invoke_run, ["self._monitor_workers(self._worker_group)"]),
@@ -145,6 +154,26 @@ def test_metrics_of_two_ranks_continue_in_one():
     merged = MeanSquaredError()
     epoch_logs.resume_metric(merged, states)
     assert (merged.update_count, merged.compute()) == (2, whole.compute())
+
+
+def test_logs_of_two_ranks_continue_in_one_whose_program_logs_in_another_way():
+    of_ranks = []
+    for value in (1.0, 3.0):
+        trainer = tiny_trainer(devices=1)
+        for name in ("mean", "max"):
+            trainer.fit_loop.epoch_loop._results.log(
+                "f", name, torch.tensor(value), reduce_fx=name, sync_dist=True, batch_size=2
+            )
+        of_ranks.append(epoch_logs.collect_logs(trainer))
+    trainer = tiny_trainer(devices=1)
+    epoch_logs.resume_logs(trainer, Net(), of_ranks)
+    results = trainer.fit_loop.epoch_loop._results
+    results.log("f", "mean", torch.tensor(8.0), prog_bar=True, batch_size=2)
+    figures = {name: value.item() for name, value in results.metrics(False)["callback"].items()}
+    assert figures == {"mean": 4, "max": 3}
+    # As in a run that was not interrupted, each metric has one way from here on.
+    with pytest.raises(MisconfigurationException, match="twice"):
+        results.log("f", "mean", torch.tensor(8.0), batch_size=2)
 
 
 def test_canary_adam_still_searches_for_gpus_in_each_step(monkeypatch: pytest.MonkeyPatch):

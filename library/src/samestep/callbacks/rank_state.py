@@ -26,8 +26,8 @@ from samestep.ranks.sharded import class_of, map_tensors, shard_like
 log = logging.getLogger(__name__)
 
 State = dict[str, Any]
-"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logs``, ``last_values``,
-``metrics`` and ``callbacks``."""
+"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logged``, ``metrics``,
+``increments`` and ``callbacks``."""
 
 
 class RankState(L.Callback):
@@ -36,7 +36,8 @@ class RankState(L.Callback):
     A checkpoint within an epoch holds for each rank:
 
     - its buffers, such as the running statistics of batch norm;
-    - the sums of ``EpochMean``, ``self.log`` and torchmetrics, also of metrics that span epochs;
+    - the sums of ``EpochMean``, ``self.log`` and torchmetrics, also of metrics that span epochs,
+      and how many of these a MetricTracker has made;
     - with manual optimization its gradients, because only the module knows when it takes a step;
     - the states of ModelCheckpoint and EarlyStopping, whose metrics may differ between ranks.
 
@@ -73,9 +74,7 @@ class RankState(L.Callback):
     def _collect_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> State:
         epochs: Any = trainer.fit_loop.epoch_progress.current
         is_within_epoch = epochs.processed < epochs.ready
-        last_values: dict[str, dict[str, Any]] = {}
         if is_within_epoch:
-            last_values = epoch_logs.collect_last_values(trainer)
             logs, ended = epoch_logs.collect_logs(trainer), set[int]()
         else:
             # Lightning resets what it has logged when an epoch is over, or has done so.
@@ -84,7 +83,8 @@ class RankState(L.Callback):
         for name, metric in metrics_of(pl_module).items():
             if id(metric) not in ended and epoch_logs.has_counted(metric):
                 metrics[name] = epoch_logs.metric_state(metric)
-        return {"logs": logs, "last_values": last_values, "metrics": metrics}
+        increments = epoch_logs.collect_increments(pl_module)
+        return {"logged": logs, "metrics": metrics, "increments": increments}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -107,6 +107,7 @@ class RankState(L.Callback):
             states = [states[trainer.global_rank] | {"weight": 1.0}]
         self._restore_buffers(trainer, pl_module, states)
         self._restore_gradients(pl_module, states)
+        epoch_logs.resume_increments(pl_module, states)
         # On another number of ranks the sums must not be counted twice.
         has_sums = is_same_number or trainer.is_global_zero
         self._restore_metrics(trainer, pl_module, states if has_sums else [])
@@ -153,9 +154,7 @@ class RankState(L.Callback):
             sums = pick(states, "sums", name)
             if sums:
                 part.load_state(torch.stack(sums).sum(0))
-        epoch_logs.resume_logs(trainer, [state.get("logs", {}) for state in states])
-        for state in states[:1]:
-            epoch_logs.resume_last_values(trainer, state.get("last_values", {}))
+        epoch_logs.resume_logs(trainer, pl_module, [state.get("logged", {}) for state in states])
         for name, metric in metrics_of(pl_module).items():
             try:
                 epoch_logs.resume_metric(metric, pick(states, "metrics", name))

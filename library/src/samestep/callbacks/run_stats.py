@@ -4,6 +4,7 @@ import os
 import resource
 import sys
 import time
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -171,9 +172,9 @@ def log_values(trainer: L.Trainer, values: dict[str, float], row: int) -> None:
 
 def first_lr(trainer: L.Trainer) -> Any:
     """The learning rate of the first parameter group, a number or a tensor; None without one."""
-    if not trainer.optimizers:
-        return None
-    return trainer.optimizers[0].param_groups[0].get("lr")
+    # A module without an optimizer has one of Lightning's, which has no groups.
+    groups = chain.from_iterable(optimizer.param_groups for optimizer in trainer.optimizers)
+    return next(groups, {}).get("lr")
 
 
 def cpu_seconds() -> float:

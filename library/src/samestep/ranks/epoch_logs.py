@@ -23,8 +23,13 @@ Object = dict[str, Any]
 """A metric that only all ranks together can compute: its ``names``, the ``attribute`` of the module
 that holds it, and ``is_due`` if it has no value yet."""
 
-FLAGS = "fx", "name", "prog_bar", "logger", "on_step", "enable_graph", "add_dataloader_idx"
+FLAGS = (
+    "fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph",
+    "add_dataloader_idx", "metric_attribute",
+)  # fmt: skip
 """Arguments of ``self.log`` with which a metric is made again."""
+OF_OBJECT: Entry = {"value": 0.0, "weight": 0, "reduction": "sum"}
+"""Stands for the sum of a torchmetrics object, which has states of its own."""
 MEAN_HOOK = "epoch_mean"
 """Stands for the hook in which ``log_epoch_means`` logs."""
 OF_TRAINING = re.compile(r"train[/_].+|.+[/_]train|(.+[/_])?loss(_step)?")
@@ -62,8 +67,6 @@ def reduce_logs_over_ranks() -> None:
 
     def end_batches_and_reduce(connector: Any) -> None:
         end_batches(connector)
-        if connector.trainer.training:
-            merge_saved_logs(connector.trainer, is_end=True)
         _reduce_logs(connector)
 
     def call_hook_and_reduce(trainer: Any, name: str, *args: Any, **named: Any) -> Any:
@@ -170,11 +173,6 @@ def _entry_of(metric: Any) -> Entry:
     weight = int(metric.cumulated_batch_size) if is_mean else 1
     reduction = metric.meta.reduce_fx.__name__
     return {"value": metric.value.item(), "weight": weight, "reduction": reduction}
-
-
-def _flags_of(metric: Any) -> dict[str, Any]:
-    """The arguments with which a metric is made again."""
-    return {name: getattr(metric.meta, name) for name in FLAGS}
 
 
 def _sum_up(logs_of_ranks: list[Logs]) -> Logs:
@@ -287,62 +285,66 @@ def set_logged_steps(trainer: "L.Trainer", step: int) -> None:
 
 
 def collect_logs(trainer: "L.Trainer") -> Logs:
-    """The sums of each metric that the training logs for an epoch, for a checkpoint."""
-    merge_saved_logs(trainer)
-    loop: Any = trainer.fit_loop.epoch_loop
-    logs: Logs = {}
-    for key, metric in loop._results.items():
-        if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset:
-            logs[key] = {**_entry_of(metric), "flags": _flags_of(metric)}
-    # Metrics that have not been logged again since the run continued.
-    not_merged: Logs = loop.__dict__.get("saved_logs", {})
-    return logs | not_merged
+    """What the training has logged in this epoch, for a checkpoint.
 
-
-def resume_logs(trainer: "L.Trainer", logs_of_ranks: list[Logs]) -> None:
-    """Let the metrics of this epoch continue from what ``collect_logs`` gave on some ranks."""
-    loop: Any = trainer.fit_loop.epoch_loop
-    loop.saved_logs = _sum_up(logs_of_ranks)
-
-
-def merge_saved_logs(trainer: "L.Trainer", is_end: bool = False) -> None:
-    """Add what ``resume_logs`` got to the metrics that have been logged since.
-
-    Lightning 2.6 makes a metric when it is logged first. Right after that batch, numbers are still
-    added in the same order as without an interruption. At the end of the epoch the others follow.
+    Lightning 2.6 logs the last value of a step again in a step in which the module logs nothing.
     """
+    from lightning.pytorch.utilities.memory import recursive_detach
+
     loop: Any = trainer.fit_loop.epoch_loop
-    saved: Logs | None = loop.__dict__.get("saved_logs")
-    if not saved:
-        return
-    for key in list(saved):
-        is_logged = key in loop._results and key not in _last_values(trainer)
-        if is_end or is_logged:
-            _merge(trainer, key, saved.pop(key))
+    results = loop._results
+    logs: Logs = {}
+    for key, metric in results.valid_items():
+        entry = _entry_of(metric) if metric.is_tensor else OF_OBJECT
+        logs[key] = {
+            **entry,
+            "dtype": str(metric.value.dtype).removeprefix("torch."),
+            "last": recursive_detach(results._get_cache(metric, on_step=True), to_cpu=True),
+            "flags": {name: getattr(metric.meta, name) for name in FLAGS},
+            "sync": [metric.meta.sync.should, metric.meta.sync.rank_zero_only],
+        }
+    return logs
 
 
-def _merge(trainer: "L.Trainer", key: str, entry: Entry) -> None:
+def resume_logs(
+    trainer: "L.Trainer", module: "L.LightningModule", logs_of_ranks: list[Logs]
+) -> None:
+    """Let the metrics of this epoch continue from what ``collect_logs`` gave on some ranks."""
     import torch
     from lightning.pytorch.trainer.connectors.logger_connector import result
 
-    results: Any = trainer.fit_loop.epoch_loop._results
-    if _last_values(trainer).pop(key, None) is not None:
-        del results[key]
-    reduction = getattr(torch, entry["reduction"])
-    if key not in results:
-        meta = result._Metadata(**entry["flags"], on_epoch=True, reduce_fx=reduction)
-        # Perhaps other ranks have not logged it, so `_reduce_logs` reduces it.
-        meta.sync = result._Sync()
-        new = result._ResultMetric(meta, is_tensor=True).to(trainer.strategy.root_device)
-        new._update_count = 1
-        results[key] = new
-    metric = results[key]
-    if entry["reduction"] in ("max", "min"):
-        metric.value = reduction(metric.value, metric.value.new_tensor(entry["value"]))
-    else:
-        metric.value = metric.value + entry["value"]
-    if entry["reduction"] == "mean":
-        metric.cumulated_batch_size = metric.cumulated_batch_size + entry["weight"]
+    class Resumed(result._Metadata):
+        """How a metric was logged before; how the program logs it next replaces this.
+
+        Lightning 2.6 compares the two. On another number of ranks they differ, no checkpoint can
+        hold a process group, and the program may have changed what goes into the progress bar.
+        """
+
+        def __ne__(self, given: object) -> bool:
+            self.__dict__.update(given.__dict__)
+            self.__class__ = result._Metadata  # type: ignore[assignment]
+            return False
+
+    loop: Any = trainer.fit_loop.epoch_loop
+    connector: Any = trainer._logger_connector
+    parts: dict[str, Any] = dict(module.named_modules())
+    for key, entry in _sum_up(logs_of_ranks).items():
+        attribute = entry["flags"]["metric_attribute"]
+        if attribute and attribute not in parts:
+            continue  # an object that is no part of the module
+        meta = Resumed(**entry["flags"], reduce_fx=entry["reduction"])
+        meta.sync = result._Sync(trainer.strategy.reduce, *entry["sync"])
+        metric: Any = result._ResultMetric(meta, is_tensor=not attribute)
+        if attribute:
+            metric.value = parts[attribute]
+        else:
+            metric.value = torch.tensor(entry["value"], dtype=getattr(torch, entry["dtype"]))
+            metric.cumulated_batch_size = torch.tensor(entry["weight"])
+        metric._forward_cache = entry["last"]
+        metric._update_count = 1
+        loop._results[key] = metric.to(trainer.strategy.root_device)
+        # Lightning resets numbers in the first batch of an epoch, and this epoch has had it.
+        connector._first_loop_iter = True
 
 
 def log_epoch_means(trainer: "L.Trainer") -> None:
@@ -391,52 +393,27 @@ def size_of(batch: Any) -> int:
             return 1
 
 
-def collect_last_values(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
-    """The last value of each metric that the training logs per step, for a checkpoint.
+def collect_increments(module: "L.LightningModule") -> dict[str, int]:
+    """How many metrics each MetricTracker of torchmetrics 1.9 has made, by its name in a module."""
+    from torchmetrics import MetricTracker
 
-    Lightning 2.6 logs it again in a step in which the module logs nothing.
+    increments: dict[str, int] = {}
+    for name, part in module.named_modules():
+        if isinstance(part, MetricTracker):
+            increments[name] = part.n_steps
+    return increments
+
+
+def resume_increments(module: "L.LightningModule", states: list[dict[str, Any]]) -> None:
+    """Let each MetricTracker have the metrics again that it had in one of these states.
+
+    The program makes one when an epoch begins, and so not where it continues within an epoch.
     """
-    loop: Any = trainer.fit_loop.epoch_loop
-    values = {}
-    for key, metric in loop._results.valid_items():
-        if metric.is_tensor and metric.meta.on_step and metric._forward_cache is not None:
-            flags = _flags_of(metric)
-            # Its mean over the epoch is kept by `collect_logs`.
-            flags |= {"name": metric.meta.forked_name(on_step=True), "on_epoch": False}
-            values[key] = {"value": metric._forward_cache.item(), "flags": flags}
-    return values
-
-
-def resume_last_values(trainer: "L.Trainer", values: dict[str, dict[str, Any]]) -> None:
-    """Let the training begin with what ``collect_last_values`` gave, until it logs other values."""
-    import torch
-    from lightning.pytorch.trainer.connectors.logger_connector import result
-
-    loop: Any = trainer.fit_loop.epoch_loop
-    results: Any = loop._results
-    last_values = _last_values(trainer)
-    for key, entry in values.items():
-        metric: Any = result._ResultMetric(result._Metadata(**entry["flags"]), is_tensor=True)
-        metric.meta.sync = result._Sync()
-        # It was a Python number in the checkpoint, which has 64 bits.
-        metric._forward_cache = torch.tensor(entry["value"], dtype=torch.float64)
-        results[key] = last_values[key] = metric
-    log = results.log
-
-    def log_anew(fx: str, name: str, *args: Any, **options: Any) -> None:
-        # Only the call of `self.log` knows how the metric is reduced.
-        if last_values.pop(f"{fx}.{name}", None) is not None:
-            del results[f"{fx}.{name}"]
-        log(fx, name, *args, **options)
-
-    results.log = log_anew
-
-
-def _last_values(trainer: "L.Trainer") -> dict[str, Any]:
-    """Those metrics that stand for a value of before the interruption."""
-    loop: Any = trainer.fit_loop.epoch_loop
-    values: dict[str, Any] = loop.__dict__.setdefault("last_values", {})
-    return values
+    for name, begun in collect_increments(module).items():
+        saved = [state.get("increments", {}).get(name, 0) for state in states]
+        tracker: Any = module.get_submodule(name)
+        for _ in range(begun, max(saved, default=0)):
+            tracker.increment()
 
 
 def logged_metric_ids(trainer: "L.Trainer") -> set[int]:
@@ -479,10 +456,14 @@ def resume_metric(metric: "Metric", saved: list[dict[str, Any]]) -> None:
     Raises:
         RuntimeError: if the metric cannot merge the states of several ranks; it is empty then.
     """
-    from lightning.fabric.utilities import move_data_to_device
+    import torch
+    from lightning_utilities.core.apply_func import apply_to_collection
 
     for number, state in enumerate(saved):
-        states = move_data_to_device(state["states"], metric.device)
+        # A copy: two metrics of a collection may have one tensor, to which each would add.
+        states = apply_to_collection(
+            state["states"], torch.Tensor, torch.Tensor.to, device=metric.device, copy=True
+        )
         if number == 0:
             for name, value in states.items():
                 setattr(metric, name, value)
