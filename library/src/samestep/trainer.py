@@ -492,6 +492,7 @@ class Trainer(L.Trainer):
         else:
             content = StandIns(self._module).put_back(checkpoint.load(Path(path)))
             misfit = weights.find_misfit(content["state_dict"], self._module)
+            weights.make_room(self._module, content)
             if misfit is None or not self._module.strict_loading:
                 weights.load_into(self._module, content)
                 self._left = self._module, sums_of_weights(self._module)
