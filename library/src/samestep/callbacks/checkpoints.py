@@ -53,6 +53,9 @@ log = logging.getLogger(__name__)
 
 Settings = dict[str, Any]
 
+SIGNS: dict[str | None, int] = {"max": 1, "min": -1}
+"""By its mode, the factor with which a better value of a metric is a larger one."""
+
 
 class Checkpoints(Checkpoint):
     """Saves ``last.ckpt``, from which the same command continues, and keeps the best weights.
@@ -165,7 +168,7 @@ class Checkpoints(Checkpoint):
         for saver in callbacks_of(trainer, ModelCheckpoint):
             # The module may have brought it.
             place_model_checkpoint(saver, self.run_dir)
-            self._let_replace_lost_files(saver)
+            self._adapt(saver)
         # Lightning accepts no other one beside that of the run.
         self._checkpoint_io = trainer.strategy.checkpoint_io  # type: ignore[assignment]
         self._checkpoint_io.folder = self.folder
@@ -344,20 +347,29 @@ class Checkpoints(Checkpoint):
         if trainer.is_global_zero:
             self._repair(Path(str(trainer.ckpt_path)), state["kept_epoch"])
 
-    def _let_replace_lost_files(self, saver: ModelCheckpoint) -> None:
-        """Let a saver of the user write again what a killed process wrote after its last save.
+    def _adapt(self, saver: ModelCheckpoint) -> None:
+        """Let a saver of the user save what it would in a run that is not interrupted.
 
-        Those steps are taken again. Lightning would take the file for one of another run, and name
-        the new one ``epoch=1-v1.ckpt``, so the best checkpoint would have another name.
+        It saves nothing more where the run stops to continue. And it writes again what a killed
+        process wrote after its last save, as those steps are taken again: Lightning would take the
+        file for one of another run, and name the new one ``epoch=1-v1.ckpt``, so the best
+        checkpoint would have another name.
         """
         if "file_exists" in vars(saver):
             return
-        exists = saver.file_exists
+        exists, save_after_error = saver.file_exists, saver.on_exception
 
         def exists_and_counts(filepath: Any, trainer: L.Trainer) -> bool:
             return exists(filepath, trainer) and not on_rank_zero(self._is_lost, Path(filepath))
 
+        def save_unless_stopped(
+            trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        ) -> None:
+            if not isinstance(exception, Stopped):
+                save_after_error(trainer, pl_module, exception)
+
         saver.file_exists = exists_and_counts  # type: ignore[method-assign]
+        saver.on_exception = save_unless_stopped  # type: ignore[method-assign]
 
     def _is_lost(self, path: Path) -> bool:
         """Whether an earlier process of this run saved a file at a step that is not yet taken."""
@@ -436,7 +448,7 @@ class Checkpoints(Checkpoint):
         value = float(trainer.callback_metrics.get(self.monitor or "", math.nan))
         if math.isnan(value):
             return
-        sign = 1 if self.mode == "max" else -1
+        sign = SIGNS[self.mode]
         if self.best_score is not None and sign * value <= sign * self.best_score:
             return
         self._has_improved = True
@@ -512,9 +524,8 @@ class Checkpoints(Checkpoint):
             print_note(trainer, announcement)
             if trainer.is_global_zero:
                 record.try_to_update(self.run_dir, record.RUNNING, **self.interval.facts())
-        for note in self._save_time.find_note(), self._find_lack():
-            if note:
-                print_note(trainer, note)
+        for note in filter(None, (self._save_time.find_note(), self._find_lack())):
+            print_note(trainer, note)
 
     def _find_lack(self) -> str | None:
         """The note, once, that training waits for the disk because memory is short."""
@@ -668,7 +679,7 @@ def never_validates(trainer: L.Trainer) -> bool:
 
 def or_infinite(limit: int | float | None) -> float:
     """A limit of the Trainer; None and -1 are no limit."""
-    if limit is None or limit == -1:
+    if limit in (None, -1):
         return math.inf
     return limit
 
@@ -695,7 +706,7 @@ def has_other_settings(trainer: L.Trainer, ended_by: dict[str, Settings]) -> boo
     """Whether an EarlyStopping that has ended the run would not end it with its settings of now."""
     stoppers = callbacks_of(trainer, EarlyStopping)
     now = {stopper.state_key: settings_of(stopper) for stopper in stoppers}
-    return any(settings != now.get(key) for key, settings in ended_by.items())
+    return not ended_by.items() <= now.items()
 
 
 def settings_of(stopping: EarlyStopping) -> Settings:
