@@ -229,3 +229,28 @@ class Rebuilds(AddsLayer):
 
 def test_a_module_that_rebuilds_itself_continues(tmp_path: Path):
     check_exact(tmp_path, Rebuilds, kit.batches, (0, 1), (1, 0), (1, 2))
+
+
+class Remembers(SwitchesOptimizer):
+    """Makes its second optimizer again before it is loaded."""
+
+    phase = 0
+
+    def change(self) -> None:
+        self.phase = 1
+        self.trainer.optimizers = [self.configure_optimizers()]
+
+    def configure_optimizers(self):
+        if self.phase:
+            return SGD(self.parameters(), 0.1, momentum=0.9)
+        return Adam(self.parameters(), 0.01)
+
+    def on_save_checkpoint(self, checkpoint) -> None:
+        checkpoint["phase"] = self.phase
+
+    def on_load_checkpoint(self, checkpoint) -> None:
+        self.phase = checkpoint["phase"]
+
+
+def test_an_optimizer_that_the_program_makes_again_keeps_its_values(tmp_path: Path):
+    check_exact(tmp_path, Remembers, kit.batches, (0, 1), (1, 0), (1, 2))

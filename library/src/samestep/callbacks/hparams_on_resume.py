@@ -1,5 +1,6 @@
 """What a run that resumes begins with: values of its new configuration, and what it has grown."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 from copy import deepcopy
 from itertools import chain, zip_longest
@@ -158,15 +159,19 @@ class HparamsOnResume(L.Callback):
         # The run starts here.
         if not self._saved_begin:
             return
-        self._update_groups(trainer)
-        self._update_schedules(trainer)
+        before, after = self._saved_begin, self._begin
+        # Values of another optimizer than the one with which the run began say nothing: the program
+        # has made one that was exchanged while it trained.
+        if not begins_as(after["kinds"], before["kinds"]):
+            before = after
+        self._update_groups(trainer, before["groups"], after["groups"])
+        self._update_schedules(trainer, before["schedules"], after["schedules"])
         # If the module begins with other parameters frozen now, its new choice counts.
         if self._saved_begin["modes"] == self._begin["modes"]:
             set_modes(pl_module, self._modes)
 
-    def _update_groups(self, trainer: L.Trainer) -> None:
+    def _update_groups(self, trainer: L.Trainer, before: list[Any], after: list[Any]) -> None:
         """Set what the configuration has changed in the groups of the optimizers."""
-        before, after = self._saved_begin["groups"], self._begin["groups"]
         for optimizer, olds, news in zip(trainer.optimizers, before, after, strict=True):
             # Groups that were added while the run trained have no first values.
             for group, old, new in zip(optimizer.param_groups, olds, news, strict=False):
@@ -174,9 +179,8 @@ class HparamsOnResume(L.Callback):
                 group.update(merge(group, old, new))
                 group["lr"] = lr
 
-    def _update_schedules(self, trainer: L.Trainer) -> None:
+    def _update_schedules(self, trainer: L.Trainer, before: list[Any], after: list[Any]) -> None:
         """Restore the schedules, except what the configuration has changed in them."""
-        before, after = self._saved_begin["schedules"], self._begin["schedules"]
         states = map(merge, self._schedules, before, after)
         for config, state in zip(trainer.lr_scheduler_configs, states, strict=False):
             config.scheduler.load_state_dict(state)
@@ -244,16 +248,16 @@ def describe(kinds: list[Kind]) -> str:
 
 def read_modes(module: nn.Module) -> Values:
     """What is frozen: parameters, modules that are not in training mode, statistics."""
-    frozen, evaluating, untracked = [], [], []
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            frozen.append(name)
-    for name, part in module.named_modules():
-        if not part.training:
-            evaluating.append(name)
-        if not getattr(part, TRACKS, True):
-            untracked.append(name)
-    return {"frozen": frozen, "evaluating": evaluating, "untracked": untracked}
+    return {
+        "frozen": names_without(module.named_parameters(), "requires_grad"),
+        "evaluating": names_without(module.named_modules(), "training"),
+        "untracked": names_without(module.named_modules(), TRACKS),
+    }
+
+
+def names_without(parts: Iterable[tuple[str, Any]], attribute: str) -> list[str]:
+    """The names of the parts whose attribute is false."""
+    return [name for name, part in parts if not getattr(part, attribute, True)]
 
 
 def set_modes(module: nn.Module, modes: Values) -> None:
