@@ -20,12 +20,13 @@ from lightning.pytorch.tuner import Tuner
 
 from library.tests.kit import Net, batches, check_same, fit, rows, weights
 from library.tests.programs import environment, free_port, run, run_code, run_ranks
-from samestep import Trainer
+from samestep import Trainer, arguments
 from samestep.errors import ConfigError
 from samestep.node import agent
 from samestep.ranks import run_dirs
 from samestep.run import record
 from samestep.run.copies import KeepsCopy
+from samestep.trainer import front_end_of_script
 
 SCRIPT = """
 import json
@@ -647,6 +648,45 @@ def test_hydra_takes_the_class_and_the_program_keeps_its_hook(tmp_path: Path):
         assert seen == [KeyboardInterrupt]
     finally:
         sys.excepthook = before
+
+
+def test_a_subclass_that_saves_the_configuration_of_lightning_cli_saves_it_beside_ours(
+    tmp_path: Path,
+):
+    cli: Any = pytest.importorskip("lightning.pytorch.cli")
+
+    class Own(cli.SaveConfigCallback):
+        """As in Lightning's documentation, where it also tells a logger."""
+
+    saver = Own(None, None)
+    arguments.place_callbacks([saver], tmp_path)
+    assert (saver.config_filename, saver.overwrite) == ("cli.yaml", True)
+    front_end = front_end_of_script(tmp_path, [saver])
+    assert front_end.option_names == {"allow_changes": "--trainer.allow_changes"}
+
+
+class Sized(L.LightningDataModule):
+    """Is false: it has a length, of zero until it is set up."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def __len__(self) -> int:
+        return 0
+
+    def train_dataloader(self):
+        return batches(size=self.hparams.size)
+
+    def val_dataloader(self):
+        return batches(shuffle=False)
+
+
+def test_a_data_module_that_is_false_is_one(tmp_path: Path):
+    fit(tmp_path, data=lambda: Sized(4), max_epochs=1)
+    assert "class: library.tests.test_trainer.Sized" in (tmp_path / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=r"data.size"):
+        fit(tmp_path, data=lambda: Sized(8), max_epochs=2)
 
 
 @pytest.mark.program

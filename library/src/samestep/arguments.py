@@ -1,5 +1,6 @@
 """Arguments of ``samestep.Trainer``: what a run cannot have is rejected, the rest completed."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,13 +106,19 @@ def check_callbacks(callbacks: Sequence[L.Callback]) -> None:
 
 def place_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:
     """Give checkpoints and files of the user's callbacks a place beside those of the run."""
-    for callback in callbacks:
-        if isinstance(callback, ModelCheckpoint):
-            place_model_checkpoint(callback, run_dir)
-        # Of LightningCLI: the run has a config.yaml of its own, and the same command resumes.
-        if type(callback).__name__ == "SaveConfigCallback":
-            callback.config_filename = "cli.yaml"  # type: ignore[attr-defined]
-            callback.overwrite = True  # type: ignore[attr-defined]
+    for saver in of_kind(callbacks, ModelCheckpoint):
+        place_model_checkpoint(saver, run_dir)
+    for saver_of_config in savers_of_config(callbacks):
+        # The run has a config.yaml of its own, and the same command resumes.
+        saver_of_config.config_filename = "cli.yaml"
+        saver_of_config.overwrite = True
+
+
+def savers_of_config(callbacks: Iterable[L.Callback]) -> list[Any]:
+    """The callbacks of LightningCLI that save its configuration, also of classes of the user."""
+    # Importing it takes most of a second, and who has one has imported it.
+    cli = sys.modules.get("lightning.pytorch.cli")
+    return of_kind(callbacks, getattr(cli, "SaveConfigCallback", ()))  # type: ignore[arg-type]
 
 
 def complete_callbacks(

@@ -121,7 +121,7 @@ def check_limit_of_test(
         seed_hook(trainer, "setup")
         data.setup("test")
     name = setting("limit_test_batches", limit)
-    for loader in find_loaders((data or model).test_dataloader()):
+    for loader in find_loaders((model if data is None else data).test_dataloader()):
         try:
             num_batches = len(loader)
         except TypeError:

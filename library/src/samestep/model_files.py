@@ -152,7 +152,7 @@ def real_inputs(model: Any, data: Any, example: list[Tensor]) -> list[Tensor]:
         if data is not None:
             data.prepare_data()
             data.setup("test")
-        batch = next(iter((data or model).test_dataloader()))
+        batch = next(iter((model if data is None else data).test_dataloader()))
     except (ConfigError, RunError) as error:
         # The model may be exported far from its data.
         note = "note: the files are checked on example_input_array only, because the data cannot be"

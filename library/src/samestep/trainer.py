@@ -402,7 +402,8 @@ class Trainer(L.Trainer):
     ) -> None:
         """Find what cannot be run, on every rank, before anything is written."""
         fit_checks.set_precision(model, self.precision)
-        data = datamodule or loaders
+        # Not by its truth: a DataModule may have a length, which is zero before it is set up.
+        data = loaders if datamodule is None else datamodule
         if not self._has_config:
             self.spec = replace(self.spec, config=self._describe(model, data))
         fit_checks.set_up_data(self, datamodule)
@@ -491,6 +492,7 @@ class Trainer(L.Trainer):
             why = "they are sharded"
         else:
             content = StandIns(self._module).put_back(checkpoint.load(Path(path)))
+            weights.make_room(self._module, content)
             misfit = weights.find_misfit(content["state_dict"], self._module)
             if misfit is None or not self._module.strict_loading:
                 weights.load_into(self._module, content)
@@ -745,7 +747,7 @@ def read_final_state(run_dir: Path, keys: Iterable[str]) -> dict[str, Any]:
 def front_end_of_script(run_dir: Path, callbacks: Iterable[L.Callback]) -> RunSpec:
     """How a script, or LightningCLI, names a run and its options."""
     names: dict[str, str] = {}
-    if any(type(callback).__name__ == "SaveConfigCallback" for callback in callbacks):
+    if arguments.savers_of_config(callbacks):
         names["allow_changes"] = "--trainer.allow_changes"
     return RunSpec(run_id=run_dir.name, run_dir=run_dir, option_names=names, summarize=say_finished)
 

@@ -33,7 +33,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from library.tests.canaries import needs_averaging
-from library.tests.kit import Net, Place, batches, check_exact, fit
+from library.tests.kit import Net, Place, batches, check_exact, fit, weights
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.loops import find_callback
 from samestep.run import record, save_interval
@@ -203,6 +203,33 @@ class Gan(Net):
 
 def test_optimizers_stepped_by_hand(tmp_path: Path):
     check(tmp_path, Gan)
+
+
+class Unwrapped(Net):
+    """Steps the optimizer itself, and not what Lightning wraps: no step of it is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        (optimizer,) = self.trainer.optimizers
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+def test_steps_that_lightning_does_not_count_are_saved(tmp_path: Path, capsys):
+    checkpoints = partial(Checkpoints, str(tmp_path / "parts/checkpoints"), every_n_epochs=1)
+    options: dict[str, Any] = {"callbacks": lambda: [checkpoints()], "save_every_s": 1e-9}
+    fit(tmp_path / "parts", Unwrapped, places=[(0, 1), (1, 0)], **options)
+    printed = capsys.readouterr().out
+    assert "Stopped by SIGTERM after batch 2; saved." in printed
+    assert "Stopped by SIGTERM after batch 5; saved." in printed
+    # The first epoch keeps its own weights, though all checkpoints are of the step 0.
+    first, second = (weights(tmp_path / "parts", f"epoch-000{number}") for number in (1, 2))
+    assert not torch.equal(first["head.bias"], second["head.bias"])
+    check_exact(tmp_path / "compared", Unwrapped, batches, (0, 1), (1, 0), (1, "validation"))
 
 
 def test_a_run_that_chooses_when_it_saves_continues_from_there(

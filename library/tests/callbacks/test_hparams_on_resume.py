@@ -3,6 +3,7 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+import torch
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
@@ -13,8 +14,9 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
+from library.tests import kit
 from library.tests.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit
-from library.tests.kit import Killed
+from library.tests.kit import Killed, Net, check_exact
 from samestep.errors import ConfigError
 
 one_cycle = partial(OneCycleLR, max_lr=0.1)
@@ -149,3 +151,106 @@ def test_the_patience_of_a_plateau_is_not_forgotten(tmp_path: Path):
     lrs = rates(tmp_path / "longer", plateau, 2, 4)
     assert lrs == rates(tmp_path / "whole", plateau, 4)
     assert lrs[8] == pytest.approx(0.01)  # the second epoch did not reach the score of the first
+
+
+class Changes(Net):
+    """Has other parts from its second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.change()
+
+
+class AddsLayer(Changes):
+    def change(self) -> None:
+        self.tail = torch.nn.Linear(1, 1)
+        self.trainer.optimizers[0].add_param_group({"params": [*self.tail.parameters()]})
+
+
+class RemovesBias(Changes):
+    def change(self) -> None:
+        self.head.bias = None
+
+
+class SwitchesOptimizer(Changes):
+    def change(self) -> None:
+        self.trainer.optimizers = [SGD(self.parameters(), 0.1)]
+
+
+class TrainsHiddenLayer(Changes):
+    def change(self) -> None:
+        self.hidden = [torch.nn.Linear(1, 1)]
+        self.trainer.optimizers[0].add_param_group({"params": [*self.hidden[0].parameters()]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "note", "message"),
+    [
+        (AddsLayer, "tail.weight is new, tail.bias is new", "the model has no tail.bias"),
+        (RemovesBias, "head.bias is gone", "it has no head.bias"),
+        (
+            SwitchesOptimizer,
+            "SGD of 4 tensors has replaced Adam of 4 tensors",
+            "cannot continue with Adam of 4 tensors: its checkpoint has SGD of 4 tensors",
+        ),
+        (
+            TrainsHiddenLayer,
+            "an optimizer has got parameters that are not in the module",
+            r"with Adam of 4 tensors: its checkpoint has Adam of 4 tensors \+ Adam of 2 tensors",
+        ),
+    ],
+)
+def test_what_only_the_program_can_make_is_said_when_it_is_saved(
+    tmp_path: Path, capsys, kind, note: str, message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        kit.fit(tmp_path, kind, places=[(1, 1)], save_every_s=1e-9)
+    before_stop, _, _ = capsys.readouterr().out.partition("Stopped by SIGTERM")
+    assert before_stop.count(f"Note: since training began {note}. A later start can") == 1
+
+
+class Rebuilds(AddsLayer):
+    """Makes its layer again before it is loaded, and gives it to the optimizer itself."""
+
+    def loss(self, batch):
+        tail = getattr(self, "tail", torch.nn.Identity())
+        return tail(super().loss(batch)[None]).sum()
+
+    def on_load_checkpoint(self, checkpoint) -> None:
+        if "tail.weight" in checkpoint["state_dict"]:
+            self.tail = torch.nn.Linear(1, 1)
+
+    def configure_optimizers(self):
+        groups = [[*self.body.parameters(), *self.head.parameters()]]
+        if hasattr(self, "tail"):
+            groups.append([*self.tail.parameters()])
+        return Adam([{"params": group} for group in groups], lr=0.01)
+
+
+def test_a_module_that_rebuilds_itself_continues(tmp_path: Path):
+    check_exact(tmp_path, Rebuilds, kit.batches, (0, 1), (1, 0), (1, 2))
+
+
+class Remembers(SwitchesOptimizer):
+    """Makes its second optimizer again before it is loaded."""
+
+    phase = 0
+
+    def change(self) -> None:
+        self.phase = 1
+        self.trainer.optimizers = [self.configure_optimizers()]
+
+    def configure_optimizers(self):
+        if self.phase:
+            return SGD(self.parameters(), 0.1, momentum=0.9)
+        return Adam(self.parameters(), 0.01)
+
+    def on_save_checkpoint(self, checkpoint) -> None:
+        checkpoint["phase"] = self.phase
+
+    def on_load_checkpoint(self, checkpoint) -> None:
+        self.phase = checkpoint["phase"]
+
+
+def test_an_optimizer_that_the_program_makes_again_keeps_its_values(tmp_path: Path):
+    check_exact(tmp_path, Remembers, kit.batches, (0, 1), (1, 0), (1, 2))

@@ -139,6 +139,19 @@ def test_its_folder_is_another_one_than_that_of_the_run(tmp_path: Path, capsys):
     assert saver.dirpath == str(tmp_path / "link/model_checkpoints")
 
 
+def test_a_stop_is_no_error_after_which_it_saves(tmp_path: Path):
+    def names_in(folder: Path, *places: Any) -> set[str]:
+        def callbacks() -> list[L.Callback]:
+            saver = ModelCheckpoint(folder)
+            saver.save_on_exception = True  # an argument since Lightning 2.6
+            return [saver]
+
+        fit(folder / "run", places=places, callbacks=callbacks)
+        return {path.name for path in folder.iterdir()}
+
+    assert names_in(tmp_path / "stopped", (1, 1)) == names_in(tmp_path / "whole")
+
+
 class SavesThere(L.Callback):
     """Saves into the folder of the run, in the middle of Lightning's step."""
 

@@ -105,7 +105,7 @@ def killed_before_the_link() -> Iterator[None]:
     commit = Checkpoints._commit
 
     def commit_or_die(checkpoints: Checkpoints, trainer: L.Trainer) -> None:
-        if checkpoints._due and checkpoints._saved_step == 2 * STEPS_PER_EPOCH:
+        if checkpoints._due and checkpoints._saved_batches == 2 * STEPS_PER_EPOCH:
             checkpoints._checkpoint_io.wait()
             checkpoints._due = None
             raise Killed

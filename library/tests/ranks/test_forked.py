@@ -1,5 +1,6 @@
 """A fork of a process that has used a GPU must not: without one, its tensors are fake ones."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +38,21 @@ with FakeTensorMode():
 def test_an_operation_on_a_device_fails_at_once_in_a_fork(function: Any):
     with pytest.raises(ForkError, match=r"RuntimeError: a fork has no device (cuda|meta), which"):
         call_in_fork(function, 100)
+
+
+def test_a_fork_writes_to_no_file(tmp_path: Path):
+    path = tmp_path / "steps"
+    with path.open("a") as opened:
+        opened.write("1\n")  # not yet in the file
+
+        def write_again() -> None:
+            with path.open("a") as again:
+                again.write("2\n")
+
+        for function in (write_again, opened.flush):
+            with pytest.raises(ForkError, match=r"OSError: .* File too large"):
+                call_in_fork(function, 100)
+    assert path.read_text() == "1\n"
 
 
 def differentiate_in_a_fork() -> None:

@@ -219,6 +219,17 @@ def test_of_a_script_only_its_own_file_is_compared(tmp_path: Path, monkeypatch):
     assert {file.partition("/")[0] for file in values} == {"samestep", "script.py"}
 
 
+def test_what_an_editor_leaves_beside_the_code_is_not_compared(tmp_path: Path, monkeypatch):
+    package = tmp_path / "edited"
+    package.mkdir()
+    (package / "__init__.py").write_text("class Net: ...\n")
+    (package / ".#net.py").symlink_to("me@host.1234:1")
+    (package / "folder.py").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    values = preflight.hash_code(importlib.import_module("edited").Net())
+    assert [file for file in values if "samestep" not in file] == ["edited/__init__.py"]
+
+
 def test_ranks_that_do_not_answer(spec, model, monkeypatch):
     def time_out(everyone: list, mine: object, group: None) -> None:
         raise RuntimeError("Timed out waiting 300000ms")

@@ -123,10 +123,47 @@ def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path):
     for kind, why in (
         (Wider, r"body.weight has the shape \[4, 1\] instead of \[5, 1\]"),
         (Longer, "it has no tail.weight"),
-        (Shorter, "the model has no head.weight"),
+        (Shorter, "the model has no head.bias"),
     ):
         with pytest.raises(ConfigError, match=rf"last.ckpt does not fit this model: {why}. Use"):
             fit(tmp_path, kind, **options)
+
+
+class Grows(Net):
+    """Has a bank of samples, from its second epoch on also a wider body and one more buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.empty(0, 1))
+        self.register_buffer("scale", None)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        loss = super().loss(batch) + self.head.bias.square().sum() * self.bank.sum()
+        return loss if self.scale is None else loss * self.scale
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.bank = torch.cat([self.bank, batch[0][:1]])
+
+    def on_train_epoch_start(self):
+        if self.current_epoch != 1:
+            return
+        self.scale = torch.tensor(0.5)
+        (optimizer,) = self.trainer.optimizers
+        optimizer.state.clear()
+        for layer, name, dim in (
+            (self.body, "weight", 0), (self.body, "bias", 0), (self.head, "weight", 1),
+        ):  # fmt: skip
+            old = getattr(layer, name).detach()
+            setattr(layer, name, torch.nn.Parameter(torch.cat([old, old], dim)))
+        optimizer.param_groups[0]["params"] = [*self.parameters()]
+
+
+def test_tensors_that_grow_are_restored(tmp_path: Path, capsys):
+    places: list[Any] = [(0, 1), (1, 0), (1, 2)]
+    _, parts = check_exact(tmp_path, Grows, batches, *places)
+    assert parts[-1].module.body.weight.shape == (8, 1)
+    check_exact(tmp_path / "killed", Grows, batches, *places, how="SIGKILL", save_every_s=1e-9)
+    assert "since training began" not in capsys.readouterr().out
 
 
 def test_a_buffer_that_is_not_saved_and_tied_weights_are_no_misfit():

@@ -53,6 +53,9 @@ log = logging.getLogger(__name__)
 
 Settings = dict[str, Any]
 
+SIGNS: dict[str | None, int] = {"max": 1, "min": -1}
+"""By its mode, the factor with which a better value of a metric is a larger one."""
+
 
 class Checkpoints(Checkpoint):
     """Saves ``last.ckpt``, from which the same command continues, and keeps the best weights.
@@ -105,9 +108,8 @@ class Checkpoints(Checkpoint):
         """Its epoch, counted from 1."""
         self._has_improved = False  # the weights of now are the best ones, and not yet kept
         self._has_validated = False  # in this process
-        # Epoch and step of the newest checkpoint of an epoch to keep; no step is the -1st.
-        self._kept = 0, -1
-        self._saved_step = 0
+        self._kept_epoch = 0  # the next save is its checkpoint, which is to be kept; 0: of none
+        self._saved_batches = 0  # trained on, since the run began, when it was saved last
         self._checkpoint_io: AtomicCheckpointIO  # of the strategy
         self._stand_ins: StandIns | None = None
         self._save_time = SaveTime()
@@ -166,7 +168,7 @@ class Checkpoints(Checkpoint):
         for saver in callbacks_of(trainer, ModelCheckpoint):
             # The module may have brought it.
             place_model_checkpoint(saver, self.run_dir)
-            self._let_replace_lost_files(saver)
+            self._adapt(saver)
         # Lightning accepts no other one beside that of the run.
         self._checkpoint_io = trainer.strategy.checkpoint_io  # type: ignore[assignment]
         self._checkpoint_io.folder = self.folder
@@ -181,7 +183,7 @@ class Checkpoints(Checkpoint):
         """Find what could not be saved, and end at once if early stopping had ended this run."""
         if self.monitor is not None:
             self._check_validations(trainer, self.monitor)
-        self._saved_step = trainer.global_step
+        self._saved_batches = count_batches(trainer)
         if self._has_ended:
             trainer.should_stop = True
         if trainer.ckpt_path is None:
@@ -205,15 +207,16 @@ class Checkpoints(Checkpoint):
         Raises:
             Stopped: on every rank, if one of them got a signal.
         """
-        has_new_step = trainer.global_step > self._saved_step
+        # Not by the step: Lightning counts only those of the optimizers that it wraps.
+        has_new_batch = count_batches(trainer) > self._saved_batches
         # Rank zero alone says when a save is due: clocks and metrics of the ranks differ. A signal
         # may have come to any of them.
         agreed = stopping.agreed(
-            save=has_new_step and self._is_due() and trainer.is_global_zero,
+            save=has_new_batch and self._is_due() and trainer.is_global_zero,
             busy=self._checkpoint_io.is_writing(),
         )
         must_save = agreed.save or agreed.asked or agreed.signum > 0
-        if must_save and has_new_step:
+        if must_save and has_new_batch:
             self._save(trainer)
         elif not agreed.busy:
             self._commit(trainer)
@@ -223,7 +226,7 @@ class Checkpoints(Checkpoint):
             raise Stopped(signum)
         if agreed.asked:
             self._commit(trainer)
-            print_note(trainer, f"Saved after step {trainer.global_step}, as was asked.")
+            print_note(trainer, f"Saved after {describe_place(trainer)}, as was asked.")
 
     def _is_due(self) -> bool:
         """Whether this rank would save: for its best weights, or because time has passed."""
@@ -257,7 +260,7 @@ class Checkpoints(Checkpoint):
             raise ConfigError(f"{setting('monitor', self.monitor)}: the run logs {names}")
         epoch = trainer.current_epoch + 1
         if self.every_n_epochs and epoch % self.every_n_epochs == 0:
-            self._kept = epoch, trainer.global_step
+            self._kept_epoch = epoch
 
     def end_epoch(self, trainer: L.Trainer) -> None:
         """Save an epoch that is over, and stop if any rank got a signal; every rank calls this.
@@ -282,7 +285,9 @@ class Checkpoints(Checkpoint):
             self._keep_written(trainer)
             return
         self._commit(trainer)
-        print_note(trainer, f"Stopped by {exception.name} after step {trainer.global_step}; saved.")
+        outcome = "saved" if self.last_model_path else "nothing was saved"
+        place = describe_place(trainer)
+        print_note(trainer, f"Stopped by {exception.name} after {place}; {outcome}.")
 
     def note_lost_steps(self, trainer: L.Trainer) -> None:
         """Say what a second Ctrl-C costs."""
@@ -308,7 +313,7 @@ class Checkpoints(Checkpoint):
             "monitor": self.monitor,
             "best_score": self.best_score,
             "best_epoch": self.best_epoch,
-            "kept": self._kept,
+            "kept_epoch": self._kept_epoch,
             # A run that is out of time continues with a larger max_time.
             "has_ended": trainer.should_stop and has_time_left(trainer),
             "ended_by": triggered_early_stopping(trainer),
@@ -335,29 +340,37 @@ class Checkpoints(Checkpoint):
         self._has_ended = state["has_ended"] and not has_other_settings(trainer, state["ended_by"])
         self._resumed_accumulated = state["accumulate_grad_batches"]
         self._resumed_metrics = state["metrics"]
-        self._kept = state["kept"]
         for saver in callbacks_of(trainer, ModelCheckpoint):
             set_saver(saver, state["savers"].get(saver.state_key, {}))
         own = manifest.read(Path(str(trainer.ckpt_path)))
         if own is not None:
             self._resumed_age = own.age
         if trainer.is_global_zero:
-            self._repair(Path(str(trainer.ckpt_path)), checkpoint["global_step"])
+            self._repair(Path(str(trainer.ckpt_path)), state["kept_epoch"])
 
-    def _let_replace_lost_files(self, saver: ModelCheckpoint) -> None:
-        """Let a saver of the user write again what a killed process wrote after its last save.
+    def _adapt(self, saver: ModelCheckpoint) -> None:
+        """Let a saver of the user save what it would in a run that is not interrupted.
 
-        Those steps are taken again. Lightning would take the file for one of another run, and name
-        the new one ``epoch=1-v1.ckpt``, so the best checkpoint would have another name.
+        It saves nothing more where the run stops to continue. And it writes again what a killed
+        process wrote after its last save, as those steps are taken again: Lightning would take the
+        file for one of another run, and name the new one ``epoch=1-v1.ckpt``, so the best
+        checkpoint would have another name.
         """
         if "file_exists" in vars(saver):
             return
-        exists = saver.file_exists
+        exists, save_after_error = saver.file_exists, saver.on_exception
 
         def exists_and_counts(filepath: Any, trainer: L.Trainer) -> bool:
             return exists(filepath, trainer) and not on_rank_zero(self._is_lost, Path(filepath))
 
+        def save_unless_stopped(
+            trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        ) -> None:
+            if not isinstance(exception, Stopped):
+                save_after_error(trainer, pl_module, exception)
+
         saver.file_exists = exists_and_counts  # type: ignore[method-assign]
+        saver.on_exception = save_unless_stopped  # type: ignore[method-assign]
 
     def _is_lost(self, path: Path) -> bool:
         """Whether an earlier process of this run saved a file at a step that is not yet taken."""
@@ -436,7 +449,7 @@ class Checkpoints(Checkpoint):
         value = float(trainer.callback_metrics.get(self.monitor or "", math.nan))
         if math.isnan(value):
             return
-        sign = 1 if self.mode == "max" else -1
+        sign = SIGNS[self.mode]
         if self.best_score is not None and sign * value <= sign * self.best_score:
             return
         self._has_improved = True
@@ -462,14 +475,14 @@ class Checkpoints(Checkpoint):
             self._checkpoint_io.in_background = self._checkpoint_io.saves_for_run = False
         pending = self._checkpoint_io.pending
         follow(pending.written if pending else None)
-        self._saved_step = trainer.global_step
+        self._saved_batches = count_batches(trainer)
         self._due = [self.last]
         if self._has_improved:
             self._has_improved = False
             self._due.append(self.best)
-        epoch, step = self._kept
-        if step == trainer.global_step:
-            self._due.append(self._path_of(epoch))
+        if self._kept_epoch:
+            self._due.append(self._path_of(self._kept_epoch))
+            self._kept_epoch = 0
 
     def _commit(self, trainer: L.Trainer) -> None:
         """Let the checkpoint that was saved last appear, with all names that it should have."""
@@ -512,9 +525,8 @@ class Checkpoints(Checkpoint):
             print_note(trainer, announcement)
             if trainer.is_global_zero:
                 record.try_to_update(self.run_dir, record.RUNNING, **self.interval.facts())
-        for note in self._save_time.find_note(), self._find_lack():
-            if note:
-                print_note(trainer, note)
+        for note in filter(None, (self._save_time.find_note(), self._find_lack())):
+            print_note(trainer, note)
 
     def _find_lack(self) -> str | None:
         """The note, once, that training waits for the disk because memory is short."""
@@ -524,14 +536,13 @@ class Checkpoints(Checkpoint):
         self._has_told_lack = True
         return f"Note: training waits while checkpoints are written: {lack}"
 
-    def _repair(self, source: Path, global_step: int) -> None:
+    def _repair(self, source: Path, kept_epoch: int) -> None:
         """Make the links that are missing, when a run continues from ``source``.
 
         The process before may have been killed after it had saved last.ckpt, and before it linked.
         """
-        epoch, step = self._kept
-        if step == global_step and not self._path_of(epoch).exists():
-            link_file(source, self._path_of(epoch))
+        if kept_epoch and not self._path_of(kept_epoch).exists():
+            link_file(source, self._path_of(kept_epoch))
         if self.best_step is None:
             return
         known = record.read(self.run_dir)
@@ -647,6 +658,17 @@ def progress_of(trainer: L.Trainer) -> dict[str, Any]:
     return facts
 
 
+def count_batches(trainer: L.Trainer) -> int:
+    """The batches that the run has trained on, over all epochs and starts."""
+    return trainer.fit_loop.epoch_loop.batch_progress.total.ready
+
+
+def describe_place(trainer: L.Trainer) -> str:
+    """How far the training is: the step, or the batch where Lightning counts no step."""
+    step = trainer.global_step
+    return f"step {step}" if step else f"batch {count_batches(trainer)}"
+
+
 def never_validates(trainer: L.Trainer) -> bool:
     """Whether no validation can take place with these settings."""
     # None counts batches over all epochs.
@@ -658,7 +680,7 @@ def never_validates(trainer: L.Trainer) -> bool:
 
 def or_infinite(limit: int | float | None) -> float:
     """A limit of the Trainer; None and -1 are no limit."""
-    if limit is None or limit == -1:
+    if limit in (None, -1):
         return math.inf
     return limit
 
@@ -685,7 +707,7 @@ def has_other_settings(trainer: L.Trainer, ended_by: dict[str, Settings]) -> boo
     """Whether an EarlyStopping that has ended the run would not end it with its settings of now."""
     stoppers = callbacks_of(trainer, EarlyStopping)
     now = {stopper.state_key: settings_of(stopper) for stopper in stoppers}
-    return any(settings != now.get(key) for key, settings in ended_by.items())
+    return not ended_by.items() <= now.items()
 
 
 def settings_of(stopping: EarlyStopping) -> Settings:

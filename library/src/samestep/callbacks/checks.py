@@ -119,7 +119,7 @@ class MonitorCheck(L.Callback):
             return
         # Some name them after the stage: pytorch-forecasting's sanity_check_loss is val_loss later.
         stage = RunningStage.SANITY_CHECKING.value
-        if any(stage in name for name in logged):
+        if stage in " ".join(logged):
             return
         wrong = self._find_unlogged(trainer, logged)
         if not wrong:

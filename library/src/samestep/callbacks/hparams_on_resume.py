@@ -1,22 +1,30 @@
-"""Values of optimizers and schedules that the configuration has changed when a run resumes."""
+"""What a run that resumes begins with: values of its new configuration, and what it has grown."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from copy import deepcopy
+from itertools import chain, zip_longest
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
-from torch.optim import Optimizer
 
 from samestep.callbacks.checks import check_supported
+from samestep.callbacks.notes import join_names, print_note
 from samestep.errors import ConfigError
 from samestep.option_names import setting
 from samestep.ranks import compat
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.sharded import ShardedStrategy
+from samestep.run.weights import GROWN, find_growth, read_shapes
 
 Values = dict[str, Any]
+Kind = list[str]
+"""Of a schedule its class; of an optimizer its groups: ``SGD of 4 tensors, SGD of 1 tensors``."""
 
+HIDDEN = ""
+"""The name of a parameter that the module does not register."""
 TRACKS = "track_running_stats"  # of batch norm; BaseFinetuning sets it
 
 
@@ -31,7 +39,8 @@ class HparamsOnResume(L.Callback):
     the position of a schedule.
 
     Parameters may be frozen, unfrozen or given to an optimizer in a new group while the
-    run trains, as callbacks for fine-tuning do. A checkpoint keeps that too.
+    run trains, as callbacks for fine-tuning do, and tensors may grow. A checkpoint keeps that too.
+    New layers or another optimizer only the program can make: a note at the first save says so.
 
     A changed learning rate is scaled to the position of the schedule. The first step still takes
     the position of the checkpoint, and the schedule sets the rate of the second one.
@@ -45,12 +54,19 @@ class HparamsOnResume(L.Callback):
         """With which values optimizers and schedules begin, by this configuration."""
         self._saved_begin: Values = {}
         """The same in the checkpoint from which the run resumes."""
+        self._shapes: Values = {}
+        """The shapes of all tensors of the model, when it begins."""
+        self._is_noted = False  # that only the program can make what it saves
         self._schedules: list[Values] = []
         """The states of the schedules in that checkpoint."""
         self._modes: Values = {}
         """Which parameters were frozen in that checkpoint."""
         self._added: list[list[list[str]]] = []
         """The groups that each optimizer got before that checkpoint: the names of parameters."""
+        self._saved_kinds: list[Kind] | None = None
+        """The optimizers and schedules in that checkpoint."""
+        self._grown: Values = {}
+        """The tensors that had grown before that checkpoint."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Forget an earlier ``fit``, and check the callbacks that the module itself has brought.
@@ -75,26 +91,49 @@ class HparamsOnResume(L.Callback):
         """Note the first values, before Lightning restores the saved ones."""
         self._begin = read_values(trainer)
         self._begin["modes"] = read_modes(pl_module)
-        self._check_kinds()
-        self._add_groups(trainer, pl_module)
+        self._shapes = read_shapes(pl_module)
+        self._match_optimizers(trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Values
     ) -> None:
         """Keep the values with which the run began, and what was frozen or added since."""
+        # Another callback may save before training begins, when nothing was added.
+        if not self._begin:
+            return
         checkpoint["begin"] = self._begin
         checkpoint["modes"] = read_modes(pl_module)
+        checkpoint["kinds"] = read_kinds(trainer)
+        checkpoint["added_groups"] = added = self._read_added(trainer, pl_module)
+        checkpoint[GROWN], changes = find_growth(pl_module, self._shapes | self._grown)
+        kinds, first = checkpoint["kinds"], self._begin["kinds"]
+        if not begins_as(kinds, first):
+            changes.append(f"{describe(kinds)} has replaced {describe(first)}")
+        if HIDDEN in chain(*chain(*added)):
+            changes.append("an optimizer has got parameters that are not in the module")
+        self._note(trainer, changes)
+
+    def _read_added(self, trainer: L.Trainer, pl_module: L.LightningModule) -> list[Any]:
+        """The names of the parameters in the groups that each optimizer got since it began."""
         # By names: another process has other parameters, and a new group may change their order.
         names = {parameter: name for name, parameter in pl_module.named_parameters()}
-        # Another callback may save before training begins, when nothing was added.
-        num_groups = self._begin.get("num_groups", [])
         added = []
-        for optimizer, num in zip(trainer.optimizers, num_groups, strict=False):
+        for optimizer, first in zip(trainer.optimizers, self._begin["groups"], strict=False):
             groups = []
-            for group in optimizer.param_groups[num:]:
-                groups.append([names[parameter] for parameter in group["params"]])
+            for group in optimizer.param_groups[len(first) :]:
+                groups.append([names.get(parameter, HIDDEN) for parameter in group["params"]])
             added.append(groups)
-        checkpoint["added_groups"] = added
+        return added
+
+    def _note(self, trainer: L.Trainer, changes: list[str]) -> None:
+        """Say once what a later start must make itself, or else it cannot load what is saved."""
+        if changes and not self._is_noted:
+            self._is_noted = True
+            print_note(
+                trainer,
+                f"Note: since training began {join_names(changes)}. A later start can continue "
+                "only if __init__, configure_optimizers or on_load_checkpoint make the same",
+            )
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Values
@@ -107,10 +146,8 @@ class HparamsOnResume(L.Callback):
         checkpoint["lr_schedulers"] = []
         self._modes = checkpoint.get("modes", {})
         self._added = checkpoint.get("added_groups", [])
-        self._check_kinds()
-        # Some strategies load the checkpoint after ``on_fit_start``.
-        if self._begin:
-            self._add_groups(trainer, pl_module)
+        self._saved_kinds = checkpoint.get("kinds")
+        self._grown = checkpoint.get(GROWN, {})
         for stopping in callbacks_of(trainer, EarlyStopping):
             # The checkpoint has no state of one that is new.
             state = checkpoint["callbacks"].get(stopping.state_key, {})
@@ -122,95 +159,105 @@ class HparamsOnResume(L.Callback):
         # The run starts here.
         if not self._saved_begin:
             return
-        self._update_groups(trainer)
-        self._update_schedules(trainer)
+        before, after = self._saved_begin, self._begin
+        # Values of another optimizer than the one with which the run began say nothing: the program
+        # has made one that was exchanged while it trained.
+        if not begins_as(after["kinds"], before["kinds"]):
+            before = after
+        self._update_groups(trainer, before["groups"], after["groups"])
+        self._update_schedules(trainer, before["schedules"], after["schedules"])
         # If the module begins with other parameters frozen now, its new choice counts.
         if self._saved_begin["modes"] == self._begin["modes"]:
             set_modes(pl_module, self._modes)
 
-    def _update_groups(self, trainer: L.Trainer) -> None:
+    def _update_groups(self, trainer: L.Trainer, before: list[Any], after: list[Any]) -> None:
         """Set what the configuration has changed in the groups of the optimizers."""
-        groups: list[Values] = []
-        for optimizer, num in zip(trainer.optimizers, self._begin["num_groups"], strict=True):
+        for optimizer, olds, news in zip(trainer.optimizers, before, after, strict=True):
             # Groups that were added while the run trained have no first values.
-            groups += optimizer.param_groups[:num]
-        before, after = self._saved_begin["groups"], self._begin["groups"]
-        for group, old, new in zip(groups, before, after, strict=True):
-            lr = scaled_lr(group, old, new)
-            group.update(merge(group, old, new))
-            group["lr"] = lr
+            for group, old, new in zip(optimizer.param_groups, olds, news, strict=False):
+                lr = scaled_lr(group, old, new)
+                group.update(merge(group, old, new))
+                group["lr"] = lr
 
-    def _update_schedules(self, trainer: L.Trainer) -> None:
+    def _update_schedules(self, trainer: L.Trainer, before: list[Any], after: list[Any]) -> None:
         """Restore the schedules, except what the configuration has changed in them."""
-        before, after = self._saved_begin["schedules"], self._begin["schedules"]
         states = map(merge, self._schedules, before, after)
         for config, state in zip(trainer.lr_scheduler_configs, states, strict=False):
             config.scheduler.load_state_dict(state)
         self._schedules = []
 
-    def _add_groups(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Give the optimizers the groups that they got before, so that their state fits."""
-        parameters = dict(pl_module.named_parameters())
-        for optimizer, groups in zip(trainer.optimizers, self._added, strict=False):
-            for names in groups:
-                optimizer.add_param_group({"params": [parameters[name] for name in names]})
-        self._added = []
+    def _match_optimizers(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Give the optimizers the groups that they got before, so that their state fits.
 
-    def _check_kinds(self) -> None:
-        """Reject the state of another kind of optimizer or schedule, before it is restored."""
-        old, new = self._saved_begin.get("kinds"), self._begin.get("kinds")
-        # Only one of both is known yet, or no checkpoint is loaded.
-        if old is None or new is None or old == new:
-            return
-        raise ConfigError(
-            f"the run cannot continue with {', '.join(new)}: its checkpoint has "
-            f"{', '.join(old)}. Restore the old values, or start a new run"
-        )
+        Raises:
+            ConfigError: if it does not: they are of another kind, or have other groups.
+        """
+        parameters = dict(pl_module.named_parameters())
+        firsts = self._saved_begin.get("groups", [])
+        for optimizer, first, added in zip(trainer.optimizers, firsts, self._added, strict=False):
+            # The program may have made some of them itself.
+            for names in added[len(optimizer.param_groups) - len(first) :]:
+                # Of parameters that are not in the module only the program can make a group.
+                with suppress(KeyError):
+                    optimizer.add_param_group({"params": [parameters[name] for name in names]})
+        now, saved = read_kinds(trainer), self._saved_kinds
+        if saved not in (None, now):
+            raise ConfigError(
+                f"the run cannot continue with {describe(now)}: its checkpoint has "
+                f"{describe(saved)}. Restore the old values, or start a new run"
+            )
 
 
 def read_values(trainer: L.Trainer) -> Values:
     """The kinds and the values of all optimizers and schedules."""
-    kinds: list[str] = []
-    num_groups: list[int] = []
-    groups: list[Values] = []
+    groups: list[list[Values]] = []
     for optimizer in trainer.optimizers:
-        kinds.append(describe_optimizer(optimizer))
-        num_groups.append(len(optimizer.param_groups))
+        groups.append([])
         for group in optimizer.param_groups:
             values = dict(group)
             del values["params"]
             # A learning rate may be a tensor, which is changed in place.
-            groups.append(deepcopy(values))
+            groups[-1].append(deepcopy(values))
     schedules: list[Values] = []
     for config in trainer.lr_scheduler_configs:
-        kinds.append(type(config.scheduler).__name__)
         schedules.append(deepcopy(config.scheduler.state_dict()))
-    return {
-        "kinds": kinds,
-        "num_groups": num_groups,
-        "groups": groups,
-        "schedules": schedules,
-    }
+    return {"kinds": read_kinds(trainer), "groups": groups, "schedules": schedules}
 
 
-def describe_optimizer(optimizer: Optimizer) -> str:
-    """Its kind and the tensors of its groups, such as ``AdamW of 4 + 3 tensors``."""
-    sizes = [str(len(group["params"])) for group in optimizer.param_groups]
-    return f"{type(optimizer).__name__} of {' + '.join(sizes)} tensors"
+def read_kinds(trainer: L.Trainer) -> list[Kind]:
+    """The kinds of all optimizers and schedules."""
+    kinds: list[Kind] = []
+    for optimizer in trainer.optimizers:
+        name = type(optimizer).__name__
+        kinds.append(
+            [f"{name} of {len(group['params'])} tensors" for group in optimizer.param_groups]
+        )
+    return kinds + [[type(config.scheduler).__name__] for config in trainer.lr_scheduler_configs]
+
+
+def begins_as(kinds: list[Kind], first: list[Kind]) -> bool:
+    """Whether these kinds are the first ones, but for groups that were added."""
+    none: Kind = []
+    return [kind[: len(old)] for kind, old in zip_longest(kinds, first, fillvalue=none)] == first
+
+
+def describe(kinds: list[Kind]) -> str:
+    """The kinds in a sentence."""
+    return ", ".join(map(" + ".join, kinds)) or "no optimizer"
 
 
 def read_modes(module: nn.Module) -> Values:
     """What is frozen: parameters, modules that are not in training mode, statistics."""
-    frozen, evaluating, untracked = [], [], []
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            frozen.append(name)
-    for name, part in module.named_modules():
-        if not part.training:
-            evaluating.append(name)
-        if not getattr(part, TRACKS, True):
-            untracked.append(name)
-    return {"frozen": frozen, "evaluating": evaluating, "untracked": untracked}
+    return {
+        "frozen": names_without(module.named_parameters(), "requires_grad"),
+        "evaluating": names_without(module.named_modules(), "training"),
+        "untracked": names_without(module.named_modules(), TRACKS),
+    }
+
+
+def names_without(parts: Iterable[tuple[str, Any]], attribute: str) -> list[str]:
+    """The names of the parts whose attribute is false."""
+    return [name for name, part in parts if not getattr(part, attribute, True)]
 
 
 def set_modes(module: nn.Module, modes: Values) -> None:
@@ -253,8 +300,8 @@ def is_list_of_states(value: Any) -> bool:
 def scaled_lr(saved: Values, before: Values, after: Values) -> Any:
     """The saved learning rate, scaled as the configuration has scaled the first one."""
     # A schedule has already changed "lr" when the values are read; it notes "initial_lr".
-    name = "initial_lr" if "initial_lr" in before and "initial_lr" in after else "lr"
+    old, new = before.get("initial_lr", before["lr"]), after.get("initial_lr", after["lr"])
     # Zero cannot be scaled.
-    if before[name] == after[name] or not before[name]:
+    if old in (0, new):
         return saved["lr"]
-    return saved["lr"] * after[name] / before[name]
+    return saved["lr"] * new / old

@@ -204,4 +204,4 @@ def sum_on_cpu(found: list[Tensor]) -> float | None:
 def are_finite(losses: list[float | Tensor]) -> bool:
     """Whether all losses of a bad step are finite; waits for the device."""
     # Manual optimization without Lightning's manual_backward tells no loss, so it may be the cause.
-    return bool(losses) and all(math.isfinite(loss) for loss in losses)
+    return bool(losses) and all(map(math.isfinite, losses))

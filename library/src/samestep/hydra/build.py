@@ -70,7 +70,7 @@ def _build(cfg: DictConfig, overrides: Sequence[str]) -> Run:
     trainer = build_trainer(cfg, overrides)
     model, data = build_model(cfg), build_datamodule(cfg)
     # Lightning does not ask the model for loaders where there is a DataModule.
-    owner = data or model
+    owner = model if data is None else data
     if not is_overridden("train_dataloader", owner):
         hint = "" if data is None else ", or data=null for the loaders of the model"
         raise ConfigError(

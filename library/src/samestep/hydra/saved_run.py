@@ -113,7 +113,7 @@ def evaluate(
 
 def predict(model: Any, data: Any, run_dir: Path, accelerator: str) -> list[Any]:
     """The results of ``predict_step`` for all batches of ``predict_dataloader``, in one process."""
-    owner = data or model
+    owner = model if data is None else data
     if not is_overridden("predict_dataloader", owner):
         raise ConfigError(
             f"{run_dir}: {type(owner).__name__} has no predict_dataloader; write one, which "

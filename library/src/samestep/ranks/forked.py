@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+import resource
 import select
 import signal
 import sys
@@ -70,8 +71,9 @@ def can_fork() -> bool:
 def call_in_fork(function: Callable[[], Result], timeout_s: float) -> Result:
     """What ``function`` returns in a fork of this process; it must be possible to pickle it.
 
-    The fork has no other ranks, no connections, one thread, no GPU, and writes to no terminal. What
-    it shares with this process are open files, which the function must leave alone.
+    The fork has no other ranks, no connections, one thread, no GPU, and writes to no terminal and
+    no file: there ``write`` raises an OSError. It shares the positions of open files with this
+    process, so the function must not read them.
 
     Raises:
         ForkError: if the function fails; ``ForkTimeout`` if it does not end in time.
@@ -129,6 +131,8 @@ def _run(function: Callable[[], Any], pipe: int, timeout_s: float) -> None:
             os.dup2(nothing, stream)
         # A collection writes to every object, and so would copy all memory of the parent.
         gc.disable()
+        # What the user's code writes to its own files would be there twice. Pipes have no limit.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         # The other threads of a pool do not exist here, and an operation would wait for them.
         torch.set_num_threads(1)
         compat.leave_ranks()

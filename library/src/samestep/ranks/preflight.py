@@ -350,7 +350,9 @@ def hash_code(*parts: object) -> dict[str, str]:
             files = place.rglob("*.py") if place.is_dir() else [place]
             for path in files:
                 key = str(path.relative_to(place.parent))
-                values[key] = sha256(path.read_bytes()).hexdigest()[:8]
+                # An editor marks a changed file by a link to nowhere, .#model.py.
+                with suppress(OSError):
+                    values[key] = sha256(path.read_bytes()).hexdigest()[:8]
     return values
 
 

@@ -95,7 +95,7 @@ def comparable(value: Any) -> Any:
         # Keys may be numbers in one file, and texts in the other.
         return {str(key): comparable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [comparable(item) for item in value]
+        return [*map(comparable, value)]
     # nan differs from itself; -0.0 equals 0.0, and 1 divided by it is negative.
     if isinstance(value, float) and repr(value) in ("nan", "-0.0"):
         return repr(value)

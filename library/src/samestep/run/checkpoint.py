@@ -713,7 +713,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, MutableSequence):  # OmegaConf's too
-        return [to_plain(item) for item in value]
+        return [*map(to_plain, value)]
     # Not a subclass: a named tuple takes its items as separate arguments.
     if type(value) is tuple:
         return tuple(map(to_plain, value))

@@ -202,7 +202,7 @@ def _open(spec: RunSpec, argv: list[str]) -> str | None:
     commit, diff = provenance.code_state(Path.cwd())
     write_text(run_dir / "logs/git.diff", diff)
     start = _describe_start(spec, argv, commit, is_dirty=bool(diff))
-    starts = [dict(start) for start in known.starts]
+    starts = [*map(dict, known.starts)]
     # Hundreds of packages would be listed once for each start. The newest start has them.
     if known.start.get("packages") == start["packages"]:
         del starts[-1]["packages"]
@@ -266,7 +266,7 @@ def _describe_start(
     packages = " ".join(f"{name}=={version}" for name, version in machine["packages"].items())
     start: dict[str, Any] = redact_values(
         {
-            "command": [redact_argument(argument) for argument in argv],
+            "command": [*map(redact_argument, argv)],
             "config": config_digest(spec),
             "overridden": dict(spec.overridden),
             "git": {"commit": commit, "dirty": is_dirty},

@@ -97,7 +97,7 @@ def machine_info() -> dict[str, Any]:
         # Programs that wanted to compute in the last minute, without which speeds say little.
         "load": round(os.getloadavg()[0], 1),
         "memory_gib": memory_gib(),
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "gpus": [*map(torch.cuda.get_device_name, range(torch.cuda.device_count()))],
         "world_size": environment.world_size(),
         "num_nodes": environment.num_nodes(),
         "packages": find_packages(),
