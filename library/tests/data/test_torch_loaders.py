@@ -257,6 +257,31 @@ def test_a_batch_sampler_keeps_its_attributes():
     assert [[*ids] for ids in copy.copy(batches)][1] == [4, 5, 6, 7]
 
 
+class Late(Dataset[torch.Tensor]):
+    """The first batch of the first process comes after the first one of the second process."""
+
+    def __init__(self) -> None:
+        self.second_has_begun_again = torch.multiprocessing.Event()
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 12:
+            self.second_has_begun_again.set()
+        if index == 0:
+            self.second_has_begun_again.wait()
+        return torch.tensor([float(index)])
+
+
+def test_batches_come_in_the_order_of_the_sampler(tmp_path: Path):
+    """With ``in_order=False`` the first ones would not be those that were trained on."""
+    loader = DataLoader(Late(), 4, num_workers=2, in_order=False)
+    (part,) = fit(tmp_path, Net, lambda: loader, max_epochs=1)
+    assert [ids[0] for _, _, ids in part.seen] == [0, 4, 8, 12]
+    assert not loader.in_order
+
+
 def mix(samples):
     return torch.stack(samples) * np.random.beta(1, 1)
 

@@ -103,6 +103,7 @@ class DataResume(L.Callback):
         self._num_read = 0  # batches of this epoch that were read or skipped
         self._num_to_read = 0  # batches to read again, because they cannot be skipped
         self._seeds_batches = False  # a BatchLoader seeds its own
+        self._unordered: list[Any] = []  # loaders whose batches come in another order otherwise
         self._watchdogs: list[Watchdog] = []
         # From a checkpoint:
         self._loader_states: list[dict[str, Any]] = []  # of this rank
@@ -113,12 +114,16 @@ class DataResume(L.Callback):
     def begin(self, trainer: L.Trainer) -> None:
         """Place the data where they were; called before Lightning makes their first iterator."""
         self._place(trainer)
-        generators = generators_of(trainer.train_dataloader)
-        if len(self._saved_generators) == len(generators):
-            for generator, state in zip(generators, self._saved_generators, strict=True):
-                generator.set_state(state)
         self._note_generators(trainer)
+        if len(self._saved_generators) == len(self._generators):
+            self._generators = self._saved_generators
+        self._set_generators(trainer)
         for loader in self._others(trainer):
+            if not getattr(loader, "in_order", True):
+                # Of batches that come as they are ready, the first ones would not be those that
+                # were trained on before.
+                loader.in_order = True
+                self._unordered.append(loader)
             if hasattr(loader, "load_state_dict") and isinstance(loader, DataLoader):
                 # It asks for its order twice where it continues: both must be that of the epoch.
                 compat.before_each_order(loader, partial(self._seed_draw, trainer))
@@ -145,9 +150,7 @@ class DataResume(L.Callback):
     def _seed_draw(self, trainer: L.Trainer) -> None:
         """Let a sampler draw the order of this epoch, for the first time or again."""
         self.seed_order()
-        generators = generators_of(trainer.train_dataloader)
-        for generator, state in zip(generators, self._generators, strict=True):
-            generator.set_state(state)
+        self._set_generators(trainer)
 
     def begin_batch(self) -> None:
         """Seed the random numbers with which this process reads a batch."""
@@ -227,6 +230,9 @@ class DataResume(L.Callback):
         for loader in find_loaders(stages):
             unwrap(loader)
             loader_state.unwatch(loader)
+        for loader in self._unordered:
+            loader.in_order = False
+        self._unordered.clear()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -283,6 +289,11 @@ class DataResume(L.Callback):
     def _note_generators(self, trainer: L.Trainer) -> None:
         generators = generators_of(trainer.train_dataloader)
         self._generators = [generator.get_state() for generator in generators]
+
+    def _set_generators(self, trainer: L.Trainer) -> None:
+        generators = generators_of(trainer.train_dataloader)
+        for generator, state in zip(generators, self._generators, strict=True):
+            generator.set_state(state)
 
     def _others(self, trainer: L.Trainer) -> list[Any]:
         """The training loaders that are no BatchLoader."""

@@ -63,8 +63,8 @@ class SliceWeighting(L.Callback):
         self.asked = asked
         self.split_batches = split_batches
         self.seed = seed
-        self.shares: tuple[float, ...] | None = None
-        """How much each rank gets; None: all the same."""
+        self.shares: tuple[float, ...] = ()
+        """How much each rank gets; empty: all the same."""
         # Of the training data; None if all slices are equal and need no weights.
         self._order: GlobalBatchSampler | SplitBatches | None = None
         self._splits: list[SplitBatches] = []  # of the ordinary loaders of the training
@@ -236,7 +236,7 @@ class SliceWeighting(L.Callback):
         # Shares that were configured are not restored: a new configuration replaces them.
         if self.asked != "auto":
             return {}
-        return {"shares": list(self.shares or ())}
+        return {"shares": list(self.shares)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Start with the saved shares, if there are as many ranks."""
@@ -289,9 +289,7 @@ def check_single_loader(num_loaders: int, trainer: L.Trainer) -> None:
         )
 
 
-def measured_shares(
-    speeds: list[float], shares: tuple[float, ...] | None
-) -> tuple[float, ...] | None:
+def measured_shares(speeds: list[float], shares: tuple[float, ...]) -> tuple[float, ...] | None:
     """Shares in proportion to the speeds of the ranks; None if ``shares`` suit them already."""
     slowest = min(speeds)
     # An epoch of a few batches measures nothing.
