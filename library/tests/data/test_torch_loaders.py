@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.utils.data import (
 )
 
 from library.tests.kit import Net, Place, batches, check_exact, fit, on_ranks
+from samestep.callbacks.data_resume import DataResume
 from samestep.data.loader import BatchLoader
 from samestep.data.torch_loaders import ResumableBatches, SeededIndices, draws_in_collation
 from samestep.errors import ConfigError, RunError
@@ -241,6 +243,18 @@ def test_another_number_of_ranks_is_told(tmp_path: Path, capsys):
     assert "Stopped by SIGTERM" in stopped.stdout, stopped.stderr
     fit(tmp_path, Net, LOADERS["shuffled"], max_epochs=1)
     assert "this epoch began on 2 ranks, and continues on 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["shuffled", "stream", "stream with a length", "another loader"])
+def test_a_split_is_advised_where_it_is_possible(name: str):
+    # Its length says nothing: limit_train_batches gives a stream one too.
+    trainer: Any = SimpleNamespace(
+        world_size=2, train_dataloader=LOADERS[name](), num_training_batches=4
+    )
+    notes = "\n".join(DataResume(0)._notes(trainer))
+    can_be_split = name == "shuffled"
+    assert ("split_batches=True splits each batch" in notes) == can_be_split
+    assert ("no batch can be split" in notes) != can_be_split
 
 
 def test_ids_go_to_another_process_without_seeding_this_one():

@@ -1,6 +1,5 @@
 """The training data continue where a run was interrupted, whatever loader gives them."""
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -33,12 +32,12 @@ from samestep.ranks.process_group import gather
 NOTE_ON_RANKS = (
     "Note: the training data come from an ordinary DataLoader. Its batch_size counts samples per "
     "rank, and some samples are repeated to give all ranks as many. {} splits each batch instead, "
-    "which is exact on any number of ranks."
+    "unless the sampler is distributed already, and is exact on any number of ranks."
 )
 NOTE_ON_STREAMS = (
-    "Note: the training data come from an ordinary DataLoader of unknown length. Each of several "
-    "ranks sees all samples, unless your data set splits them. samestep.BatchLoader, of a data "
-    "set with a length, is exact on any number of ranks."
+    "Note: the training data give one batch after the other, and no batch can be split. Each of "
+    "several ranks sees all samples, unless the data set or its sampler divides them. "
+    "samestep.BatchLoader, of a data set with a length, is exact on any number of ranks."
 )
 NOTE_ON_OTHER_RANKS = (
     "Note: this epoch began on {} ranks, and continues on {}. The rest of it sees other samples, "
@@ -186,8 +185,8 @@ class DataResume(L.Callback):
         if some_have_state:
             yield NOTE_ON_STATES
         if trainer.world_size > 1 and not are_split(without_state):
-            is_endless = trainer.num_training_batches == math.inf
-            note = NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS
+            cannot_split = None in self._positions(others)
+            note = NOTE_ON_STREAMS if cannot_split else NOTE_ON_RANKS
             yield note.format(setting("split_batches", True))
         for loader in without_state:
             if not iterates_as_torch(loader):
