@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -25,6 +26,7 @@ from torch.utils.data import (
 from library.tests.kit import Net, Place, batches, check_exact, fit, on_ranks
 from samestep.callbacks.data_resume import DataResume
 from samestep.data.loader import BatchLoader
+from samestep.data.sampler import SplitBatches, WrappedBatches
 from samestep.data.torch_loaders import ResumableBatches, SeededIndices, draws_in_collation
 from samestep.errors import ConfigError, RunError
 
@@ -265,10 +267,44 @@ def test_ids_go_to_another_process_without_seeding_this_one():
     assert random.getstate() != before
 
 
-def test_a_batch_sampler_keeps_its_attributes():
-    batches = ResumableBatches(DataLoader(Noisy(), 4, drop_last=True).batch_sampler, 0)
-    assert (len(batches), batches.batch_size, batches.drop_last) == (4, 4, True)
-    assert [[*ids] for ids in copy.copy(batches)][1] == [4, 5, 6, 7]
+class Named:
+    """A batch sampler with attributes that have names of ours."""
+
+    def __init__(self) -> None:
+        self.seed, self.epoch, self.rank, self.size = 7, 8, 9, 4
+
+    def __len__(self) -> int:
+        return 16 // self.size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(0, 16, self.size):
+            yield [*range(start, start + self.size)]
+
+
+def test_attributes_of_a_batch_sampler_are_read_and_set_there():
+    batches = Named()
+    for plan in (ResumableBatches(batches, 0), SplitBatches(batches, 0, 2)):
+        stand_in: Any = WrappedBatches(batches, plan)
+        assert (stand_in.seed, stand_in.epoch, stand_in.rank) == (7, 8, 9)
+        stand_in.size = 8
+        assert (batches.size, len(stand_in)) == (8, 2)
+        vars(stand_in)["size"] = 4
+        assert batches.size == 4
+        assert len([*copy.copy(stand_in)]) == 4
+
+
+class Grows(Net):
+    """Its batches are twice as large in the second epoch."""
+
+    def on_train_epoch_start(self):
+        batches = self.trainer.train_dataloader.batch_sampler
+        batches.batch_size = 4 * (self.current_epoch + 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"split_batches": True}])
+def test_a_batch_size_that_is_set_while_training_counts(tmp_path: Path, options: Any):
+    (part,) = fit(tmp_path, Grows, LOADERS["shuffled"], **options)
+    assert [len(seen) for _, _, seen in part.seen] == [4, 4, 4, 4, 8, 8]
 
 
 class Late(Dataset[torch.Tensor]):
@@ -294,6 +330,39 @@ def test_batches_come_in_the_order_of_the_sampler(tmp_path: Path):
     (part,) = fit(tmp_path, Net, lambda: loader, max_epochs=1)
     assert [ids[0] for _, _, ids in part.seen] == [0, 4, 8, 12]
     assert not loader.in_order
+
+
+class Consumed(Sampler[int]):
+    """Skips the samples that were trained on before, in its first pass."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(16).tolist()[self.num :]
+        self.num = 0
+
+
+class SkipsItself(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        num = 4 * self.trainer.global_step % 16
+        return DataLoader(Noisy(), 4, sampler=Consumed(num))
+
+    def val_dataloader(self) -> Any:
+        return batches(shuffle=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"split_batches": True}])
+def test_batches_that_the_sampler_has_skipped_are_not_skipped_again(tmp_path: Path, options: Any):
+    check_exact(tmp_path, Net, SkipsItself, *PLACES, **DISTURBED, max_epochs=3, **options)
+
+
+def test_a_batch_that_is_like_the_first_one_is_not_taken_for_it(tmp_path: Path):
+    data = lambda: DataLoader(Noisy(), batch_sampler=[[0], [1], [0], [2]])  # noqa: E731
+    check_exact(tmp_path, Net, data, (0, 1))
 
 
 def mix(samples):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import lightning as L
@@ -20,6 +21,7 @@ from samestep.data.torch_loaders import (
     ResumableBatches,
     are_split,
     draws_in_collation,
+    is_longer,
     iterates_as_torch,
     resumable,
     unwrap,
@@ -98,6 +100,7 @@ class DataResume(L.Callback):
         self.epoch = 0
         self.batch = 0  # batches of this epoch that were trained on before this process
         self._is_first_epoch = True  # of this process
+        self._places: list[ResumableBatches] = []  # where batches can be skipped
         self._generators: list[Tensor] = []  # the states of generators before this epoch's order
         self._num_read = 0  # batches of this epoch that were read or skipped
         self._num_to_read = 0  # batches to read again, because they cannot be skipped
@@ -105,6 +108,7 @@ class DataResume(L.Callback):
         self._unordered: list[Any] = []  # loaders whose batches come in another order otherwise
         self._watchdogs: list[Watchdog] = []
         # From a checkpoint:
+        self._checksums: list[int | None] = []  # of the next batch of each loader
         self._loader_states: list[dict[str, Any]] = []  # of this rank
         self._saved_generators: list[Tensor] = []
         self._saved_epoch_is_over = False
@@ -206,7 +210,7 @@ class DataResume(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start counting again."""
-        self.epoch, self.batch = trainer.current_epoch + 1, 0
+        self.epoch, self.batch, self._checksums = trainer.current_epoch + 1, 0, []
         self._is_first_epoch = False
         self._note_generators(trainer)
 
@@ -246,16 +250,17 @@ class DataResume(L.Callback):
         epochs: Any = trainer.fit_loop.epoch_progress.current
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         is_within_epoch = epochs.processed < epochs.ready
+        batch = batches.ready if is_within_epoch else 0
         checkpoint["data_resume"] = {
             "epoch": epochs.processed,
-            "batch": batches.ready if is_within_epoch else 0,
+            "batch": batch,
             "generators": self._generators,
             "world_size": trainer.world_size,
         }
-        # Lightning keeps those of rank zero only.
-        own = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader")
-        if own and trainer.world_size > 1:
-            checkpoint["loaders_of_ranks"] = gather(own)
+        # Lightning keeps the states of rank zero only.
+        states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+        checksums = [place.checksum(batch) for place in self._places]
+        checkpoint["data_resume"]["ranks"] = gather((states, checksums))
         # What a DataModule counts while it reads is ahead by the batch of the next step.
         training_data: Any = trainer.fit_loop.training_data  # type: ignore[attr-defined]
         if training_data is None:
@@ -279,10 +284,13 @@ class DataResume(L.Callback):
         self._saved_epoch_is_over = progress["processed"] == progress["ready"]
         # Lightning finds none then.
         own = loop["state_dict"].pop("combined_loader", [])
-        ranks = checkpoint.get("loaders_of_ranks", [own])
+        # A checkpoint of an older version has the states of one rank.
+        ranks = saved.get("ranks", [(own, [])])
+        # Slices of a batch have the same checksum, on any number of ranks.
+        states, self._checksums = ranks[trainer.global_rank % len(ranks)]
         if len(ranks) == trainer.world_size:
-            self._loader_states = ranks[trainer.global_rank]
-        elif own:
+            self._loader_states = states
+        elif states:
             print_note(trainer, NOTE_ON_STATES_OF_RANKS.format(len(ranks), trainer.world_size))
 
     def _note_generators(self, trainer: L.Trainer) -> None:
@@ -309,9 +317,10 @@ class DataResume(L.Callback):
         first = self.batch if self._can_skip(trainer, others) else 0
         for loader in others:
             compat.set_epoch(loader, self.epoch)
-        for position in self._positions(others):
-            if position is not None:
-                position.start_at(self.epoch, first)
+        self._places = [place for place in self._positions(others) if place is not None]
+        checksums = chain(self._checksums, repeat(None))
+        for position, checksum in zip(self._places, checksums, strict=False):
+            position.start_at(self.epoch, first, checksum)
         for loader in find_batch_loaders(trainer.train_dataloader):
             place = first
             # The shorter one of two loaders begins again within an epoch.
@@ -353,15 +362,6 @@ def notes_on_draws(loaders: Any) -> Iterator[str]:
     split = [loader for loader in find_loaders(loaders) if loader in exact or are_split([loader])]
     if any(map(draws_in_collation, split)):
         yield NOTE_ON_COLLATION
-
-
-def is_longer(batches: Any, num_batches: int) -> bool:
-    """Whether a batch sampler has more batches; without a length it is endless."""
-    # Not by hasattr: SplitBatches has a length only if the batch sampler in it has one.
-    try:
-        return len(batches) > num_batches
-    except TypeError:
-        return True
 
 
 def generators_of(loaders: Any) -> list[torch.Generator]:

@@ -18,7 +18,12 @@ from samestep.callbacks.divided_batches import (
 )
 from samestep.callbacks.notes import print_note
 from samestep.data.loaders import find_batch_loaders, find_loaders, order_of, orders_of
-from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
+from samestep.data.sampler import (
+    BatchesOfRank,
+    GlobalBatchSampler,
+    SplitBatches,
+    WrappedBatches,
+)
 from samestep.data.torch_loaders import has_batches_of_ids
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
@@ -99,11 +104,11 @@ class SliceWeighting(L.Callback):
         if is_split and has_batches_of_ids(loader):
             # ``ResumableBatches`` seeds the batches of the training.
             seed = None if stage == "train" else self.seed
-            return SplitBatches(batches, *place, seed)
+            return WrappedBatches(batches, SplitBatches(batches, *place, seed))
         if of_user is None or environment.world_size() == 1:
             return None
         # Lightning would reject the user's batch sampler.
-        return BatchesOfRank(of_user, *place)
+        return WrappedBatches(of_user, BatchesOfRank(of_user, *place))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the shares, slice the training data, and find out whether weights are needed.
@@ -264,7 +269,9 @@ class SliceWeighting(L.Callback):
 
 
 def knows_ranks(sampler: Any) -> bool:
-    """Whether a sampler has the number of ranks, as distributed samplers do."""
+    """Whether a sampler has the number of ranks, as distributed samplers do, or got our plan."""
+    if isinstance(sampler, WrappedBatches):
+        return True
     return hasattr(sampler, "num_replicas") or hasattr(sampler, "world_size")
 
 
