@@ -123,7 +123,7 @@ class TrainingData:
         self,
         loaders: CombinedLoader,
         datamodule: L.LightningDataModule | None,
-        resume: DataResume | None,
+        resume: DataResume,
     ) -> None:
         self.loaders = loaders
         self.datamodule = datamodule
@@ -156,12 +156,13 @@ class TrainingData:
 
     def __iter__(self) -> "TrainingData":
         self._states.clear()
-        if self.resume is not None:
-            # Here, because hooks of the user have drawn numbers since the epoch began.
-            self.resume.seed_order()
+        # Here, because hooks of the user have drawn numbers since the epoch began.
+        self.resume.seed_order()
         if self._is_continued:
             self._end_restored_pass()
         iter(self.loaders)
+        # A ``training_step`` that reads its batches itself is told which of the epoch each is.
+        compat.number_batches(self.loaders, self.resume.num_skipped)
         return self
 
     def __len__(self) -> int:
@@ -232,8 +233,7 @@ class TrainingData:
             self._is_continued = True
 
     def _begin_batch(self) -> None:
-        if self.resume is not None:
-            self.resume.begin_batch()
+        self.resume.begin_batch()
         may_change = self._loaders_have_state or self._data_has_state
         if may_change and not self.is_read_within_step:
             # Only what has a state is asked for it: to look for loaders that have one takes time.
@@ -248,7 +248,7 @@ class TrainingData:
 
     def _read_trained_batches(self) -> None:
         """Read the batches of before the interruption, where none can be skipped."""
-        num = self.resume.take_num_to_read() if self.resume is not None else 0
+        num = self.resume.take_num_to_read()
         for number in range(num):
             # Seeded as before the interruption, so that a stream draws the same numbers.
             self._begin_batch()
@@ -276,6 +276,11 @@ class StepFetcher(_PrefetchDataFetcher):
         _DataFetcher.__iter__(self)
         return self
 
+    def num_trained_batches(self) -> int:
+        """As ``FitLoop.num_trained_batches``."""
+        num: int = self.loop.epoch_loop.batch_progress.current.ready
+        return num
+
     def __next__(self) -> Any:
         return self.loop.read_and_agree(self._read)
 
@@ -298,6 +303,11 @@ class StepIteratorFetcher(_DataLoaderIterDataFetcher):
         self.loop.training_data.is_read_within_step = True
         super().setup(self.loop.training_data)
 
+    def num_trained_batches(self) -> int:
+        """As ``FitLoop.num_trained_batches``."""
+        # Lightning counts steps, which may have read several each.
+        return self.fetched
+
     def __next__(self) -> Any:
         return self.loop.read_and_agree(super().__next__)
 
@@ -318,7 +328,7 @@ class FitLoop(_FitLoop):
         """A ``TrainingData``, from the moment at which Lightning has the loaders."""
         self.checkpoints = find_callback(trainer, Checkpoints)
         self.seeds = find_callback(trainer, SeedSteps)
-        self.resume = find_callback(trainer, DataResume)
+        (self.resume,) = callbacks_of(trainer, DataResume)
         self.attributes = find_callback(trainer, Attributes)
         self.receipts = find_callback(trainer, Receipts)
 
@@ -349,13 +359,16 @@ class FitLoop(_FitLoop):
         ``configure_optimizers`` makes the iterator too.
         """
         trainer: Any = self.trainer
-        resume = self.resume
         assert self._combined_loader is not None
-        self.training_data = TrainingData(self._combined_loader, trainer.datamodule, resume)
-        if resume is not None:
-            states, epoch_is_over = resume.take_loader_states()
-            self.training_data.load_states(states, epoch_is_over=epoch_is_over)
-            resume.begin(trainer)
+        self.training_data = TrainingData(self._combined_loader, trainer.datamodule, self.resume)
+        states, epoch_is_over = self.resume.take_loader_states()
+        self.training_data.load_states(states, epoch_is_over=epoch_is_over)
+        self.resume.begin(trainer)
+
+    def num_trained_batches(self) -> int:
+        """Batches of this epoch that the steps before the next one have read."""
+        num: int = self._fetcher.num_trained_batches()
+        return num
 
     def reset(self) -> None:
         """Begin to train; a run that continues does so as an undisturbed one would.
@@ -469,6 +482,8 @@ class EpochLoop(_TrainingEpochLoop):
     def on_run_start(self, data_fetcher: Any) -> None:
         """Find out what a step of this epoch consists of."""
         super().on_run_start(data_fetcher)
+        # Lightning takes one batch per step for granted.
+        data_fetcher.fetched = self.trainer.fit_loop.resume.batch
         trainer, module = self.trainer, self.trainer.lightning_module
         strategy: Any = trainer.strategy
         self._clock = wall_time.current()

@@ -5,6 +5,7 @@ import pickle
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -363,6 +364,28 @@ def test_batches_that_the_sampler_has_skipped_are_not_skipped_again(tmp_path: Pa
 def test_a_batch_that_is_like_the_first_one_is_not_taken_for_it(tmp_path: Path):
     data = lambda: DataLoader(Noisy(), batch_sampler=[[0], [1], [0], [2]])  # noqa: E731
     check_exact(tmp_path, Net, data, (0, 1))
+
+
+class ReadsTwo(Net):
+    """Reads its batches itself, two or what is left of them."""
+
+    def training_step(self, dataloader_iter):
+        read = [*islice(dataloader_iter, 2)]
+        self.numbers = [number for _, number, _ in read]
+        loss = torch.stack([self.loss(batch) for batch, _, _ in read]).mean()
+        self.log("train_loss", loss, batch_size=4)
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        first = self.trainer.global_step * 2 % 6 or 6
+        assert self.numbers == [first - 2, first - 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")
+def test_a_step_that_reads_several_batches_continues_exactly(tmp_path: Path):
+    data = lambda: DataLoader(Noisy(), 3, shuffle=True)  # noqa: E731
+    whole, _ = check_exact(tmp_path, ReadsTwo, data, (0, 1), (1, 3), **DISTURBED)
+    assert whole.trainer.global_step == 6
 
 
 def mix(samples):

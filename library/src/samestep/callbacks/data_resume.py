@@ -99,6 +99,7 @@ class DataResume(L.Callback):
         self.seed = seed
         self.epoch = 0
         self.batch = 0  # batches of this epoch that were trained on before this process
+        self.num_skipped = 0  # of these, batches that are not read again
         self._is_first_epoch = True  # of this process
         self._places: list[ResumableBatches] = []  # where batches can be skipped
         self._generators: list[Tensor] = []  # the states of generators before this epoch's order
@@ -247,10 +248,10 @@ class DataResume(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep how far the epoch has come, and the states of the loaders of each rank."""
-        epochs: Any = trainer.fit_loop.epoch_progress.current
-        batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        loop: Any = trainer.fit_loop
+        epochs = loop.epoch_progress.current
         is_within_epoch = epochs.processed < epochs.ready
-        batch = batches.ready if is_within_epoch else 0
+        batch = loop.num_trained_batches() if is_within_epoch else 0
         checkpoint["data_resume"] = {
             "epoch": epochs.processed,
             "batch": batch,
@@ -328,7 +329,7 @@ class DataResume(L.Callback):
                 place %= len(loader)
             loader.start_at(self.epoch, place)
         self._seeds_batches = bool(others)
-        self._num_read = first
+        self.num_skipped = self._num_read = first
         self._num_to_read = self.batch - first
         self._watchdogs = compat.callbacks_of(trainer, Watchdog)
 
