@@ -1,5 +1,6 @@
 """Which samples each step sees, on which rank."""
 
+import copy
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
@@ -208,9 +209,6 @@ class WrappedBatches(BatchSampler):
         return iter(self.plan)
 
     def __getattr__(self, name: str) -> Any:
-        # copy and pickle ask an object for attributes before it has any, and this would never end.
-        if name in WrappedBatches.__slots__:
-            raise AttributeError(name)
         return getattr(self.batches, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -218,6 +216,10 @@ class WrappedBatches(BatchSampler):
             object.__setattr__(self, name, value)
         else:
             setattr(self.batches, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of a loader is none of the run.
+        return copy.copy, (self.batches,)
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]

@@ -148,7 +148,7 @@ class ResumableBatches:
 
 def checksum_of(indices: Any) -> int:
     """The checksum of the indices of a batch, of those of all ranks if it is split."""
-    return zlib.crc32(repr([*getattr(indices, "whole", indices)]).encode())
+    return zlib.crc32(repr(getattr(indices, "whole", indices)).encode())
 
 
 def is_longer(batches: Any, num_batches: int) -> bool:
