@@ -188,8 +188,8 @@ class ExactLoader:
 class WrappedBatches(BatchSampler):
     """Stands in a loader for its batch sampler: it has other batches, and the same attributes.
 
-    Code of the user may read and set attributes of the batch sampler while it trains. The stand-in
-    has none of its own, because they could have the names of theirs.
+    Code of the user may read and set attributes of the batch sampler while it trains. So the state
+    of the run is in the plan, where its names cannot be those of the user's attributes.
 
     Args:
         batches: the batch sampler.
