@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 
 from library.tests.programs import run_code
 from samestep import BatchLoader, Trainer
+from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.watchdog import Watchdog
 from samestep.metrics import EpochMean
 from samestep.ranks import preflight, stopping
@@ -105,6 +106,19 @@ def batches(num: int = 16, size: int = 4, **options: Any) -> BatchLoader:
     """A loader of the samples 0, 1, ... ``num - 1``; each epoch in another order."""
     data = TensorDataset(torch.arange(float(num))[:, None])
     return BatchLoader(data, size, **{"shuffle": True} | options)
+
+
+class LeavesData(DataResume):
+    """Leaves the training data to Lightning: a test compares with it, or needs no order."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=0)
+
+    def _place(self, trainer: L.Trainer) -> None:
+        """Nothing: an epoch that continues begins again with its first batch."""
+
+    def seed_order(self) -> None:
+        """Nothing."""
 
 
 class Clock:

@@ -24,7 +24,9 @@ PATIENCE_S = 1000
 def environment(**variables: str) -> dict[str, str]:
     """The environment of a subprocess: this one, less what names a run or reaches a service."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RUN_ID", "WANDB", "MLFLOW"))}
-    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"} | variables
+    # The seed of hashes that our agent gives its ranks: the fork server can run them then.
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    ours |= variables
     # The library of the tree the tests are in, not the one that was installed.
     return kept | ours | {"PYTHONPATH": f"{ours['PYTHONPATH']}:{ROOT / 'library/src'}"}
 

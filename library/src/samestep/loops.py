@@ -126,8 +126,8 @@ class TrainingData:
         self,
         loaders: CombinedLoader,
         datamodule: L.LightningDataModule | None,
-        resume: DataResume | None,
-        objects: Objects | None,
+        resume: DataResume,
+        objects: Objects,
     ) -> None:
         self.loaders = loaders
         self.datamodule = datamodule
@@ -162,18 +162,19 @@ class TrainingData:
 
     def __iter__(self) -> "TrainingData":
         self._states.clear()
-        if self.resume is not None:
-            # Here, because hooks of the user have drawn numbers since the epoch began.
-            self.resume.seed_order()
+        # Here, because hooks of the user have drawn numbers since the epoch began.
+        self.resume.seed_order()
         if self._is_continued:
             self._end_restored_pass()
-        self._is_watched = self.objects is not None
+        self._is_watched = True
         self._watch(partial(iter, self.loaders), is_first_batch=False)
+        # A ``training_step`` that reads its batches itself is told which of the epoch each is.
+        compat.number_batches(self.loaders, self.resume.num_skipped)
         return self
 
     def _watch(self, read: Callable[[], Any], *, is_first_batch: bool) -> Any:
         """Begin to read, or read the first batch, and notice what this changes."""
-        if not self._is_watched or self.objects is None:
+        if not self._is_watched:
             return read()
         self._is_watched = not is_first_batch
         self.objects.begin_reading()
@@ -252,8 +253,7 @@ class TrainingData:
             self._is_continued = True
 
     def _begin_batch(self) -> None:
-        if self.resume is not None:
-            self.resume.begin_batch()
+        self.resume.begin_batch()
         may_change = self._loaders_have_state or self._data_has_state
         if may_change and not self.is_read_within_step:
             # Only what has a state is asked for it: to look for loaders that have one takes time.
@@ -268,7 +268,7 @@ class TrainingData:
 
     def _read_trained_batches(self) -> None:
         """Read the batches of before the interruption, where none can be skipped."""
-        num = self.resume.take_num_to_read() if self.resume is not None else 0
+        num = self.resume.take_num_to_read()
         for number in range(num):
             # Seeded as before the interruption, so that a stream draws the same numbers.
             self._begin_batch()
@@ -296,6 +296,11 @@ class StepFetcher(_PrefetchDataFetcher):
         _DataFetcher.__iter__(self)
         return self
 
+    def num_trained_batches(self) -> int:
+        """As ``FitLoop.num_trained_batches``."""
+        num: int = self.loop.epoch_loop.batch_progress.current.ready
+        return num
+
     def __next__(self) -> Any:
         return self.loop.read_and_agree(self._read)
 
@@ -318,6 +323,11 @@ class StepIteratorFetcher(_DataLoaderIterDataFetcher):
         self.loop.training_data.is_read_within_step = True
         super().setup(self.loop.training_data)
 
+    def num_trained_batches(self) -> int:
+        """As ``FitLoop.num_trained_batches``."""
+        # Lightning counts steps, which may have read several each.
+        return self.fetched
+
     def __next__(self) -> Any:
         return self.loop.read_and_agree(super().__next__)
 
@@ -338,8 +348,8 @@ class FitLoop(_FitLoop):
         """A ``TrainingData``, from the moment at which Lightning has the loaders."""
         self.checkpoints = find_callback(trainer, Checkpoints)
         self.seeds = find_callback(trainer, SeedSteps)
-        self.resume = find_callback(trainer, DataResume)
-        self.objects = find_callback(trainer, Objects)
+        (self.resume,) = callbacks_of(trainer, DataResume)
+        (self.objects,) = callbacks_of(trainer, Objects)
         self.receipts = find_callback(trainer, Receipts)
         self._last_step = -math.inf  # when it began
 
@@ -360,7 +370,7 @@ class FitLoop(_FitLoop):
 
     def setup_data(self) -> None:
         """Take the training loaders, and notice what they divide by the number of ranks."""
-        if self.objects is not None and self._combined_loader is None:
+        if self._combined_loader is None:
             self.objects.prepare(self.trainer)
         with rank_counts.watching():
             super().setup_data()
@@ -372,17 +382,19 @@ class FitLoop(_FitLoop):
         ``configure_optimizers`` makes the iterator too.
         """
         trainer: Any = self.trainer
-        resume = self.resume
         assert self._combined_loader is not None
         self.training_data = TrainingData(
-            self._combined_loader, trainer.datamodule, resume, self.objects
+            self._combined_loader, trainer.datamodule, self.resume, self.objects
         )
-        if resume is not None:
-            states, epoch_is_over = resume.take_loader_states()
-            self.training_data.load_states(states, epoch_is_over=epoch_is_over)
-            resume.begin(trainer)
-        if self.objects is not None:
-            self.objects.place_data(trainer)
+        states, epoch_is_over = self.resume.take_loader_states()
+        self.training_data.load_states(states, epoch_is_over=epoch_is_over)
+        self.resume.begin(trainer)
+        self.objects.place_data(trainer)
+
+    def num_trained_batches(self) -> int:
+        """Batches of this epoch that the steps before the next one have read."""
+        num: int = self._fetcher.num_trained_batches()
+        return num
 
     def reset(self) -> None:
         """Begin to train; a run that continues does so as an undisturbed one would.
@@ -407,8 +419,7 @@ class FitLoop(_FitLoop):
             for bar in callbacks_of(self.trainer, TQDMProgressBar):
                 bar.on_train_epoch_start(self.trainer)
         self.clock = wall_time.current()
-        if self.objects is not None:
-            self.objects.begin(self.trainer)
+        self.objects.begin(self.trainer)
 
     def read_and_agree(self, read: Callable[[], Any]) -> Any:
         """Read the next batch; then all ranks continue, save, or save and stop.
@@ -424,9 +435,7 @@ class FitLoop(_FitLoop):
         else:
             try:
                 batch = stopping.interruptible(partial(self._wait_for_batch, read))
-                if self.resume is not None:
-                    suspects = self.objects.suspects() if self.objects is not None else []
-                    self.resume.take_batch(trainer, batch, suspects)
+                self.resume.take_batch(trainer, batch, self.objects.suspects())
             except stopping.Stopped:
                 # The other ranks agree before this step, and wait for this rank's answer.
                 self._agree()
@@ -435,8 +444,7 @@ class FitLoop(_FitLoop):
                 self._agree()
             except stopping.Stopped as stopped:
                 self._rehearse(stopped)
-            if self.resume is not None:
-                self.resume.forget_batch()
+            self.resume.forget_batch()
         self._last_step = time.monotonic()
         self.training_data.step_begins()
         if self.seeds is not None:
@@ -474,7 +482,8 @@ class FitLoop(_FitLoop):
         if not is_plain or not is_short or stopped.name == "SIGINT":
             raise stopped
         for optimizer in trainer.optimizers:
-            optimizer.step = partial(self._end_rehearsal, stopped, optimizer.step)
+            rehearsed: Any = optimizer
+            rehearsed.step = partial(self._end_rehearsal, stopped, optimizer.step)
 
     def _end_rehearsal(
         self, stopped: stopping.Stopped, step: Callable[..., Any], closure: Callable[[], Any]
@@ -537,6 +546,8 @@ class EpochLoop(_TrainingEpochLoop):
     def on_run_start(self, data_fetcher: Any) -> None:
         """Find out what a step of this epoch consists of."""
         super().on_run_start(data_fetcher)
+        # Lightning takes one batch per step for granted.
+        data_fetcher.fetched = self.trainer.fit_loop.resume.batch
         trainer, module = self.trainer, self.trainer.lightning_module
         strategy: Any = trainer.strategy
         self._clock = wall_time.current()

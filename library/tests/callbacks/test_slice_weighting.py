@@ -191,8 +191,8 @@ def test_measured_shares_are_in_proportion_to_the_speeds(three_ranks, capsys):
     callback = fit_measured(three_ranks, 200, 100, 333)
     assert callback.shares == (2, 1, 3.33)
     assert "Shares of the ranks: 2, 1, 3.33 (measured in epoch 1)" in capsys.readouterr().out
-    assert fit_measured(three_ranks, 100, 105, 109).shares is None, "they are alike"
-    assert fit_measured(three_ranks, 0, 100, 100).shares is None, "an epoch of a few batches"
+    assert fit_measured(three_ranks, 100, 105, 109).shares == (), "they are alike"
+    assert fit_measured(three_ranks, 0, 100, 100).shares == (), "an epoch of a few batches"
 
 
 def test_measured_shares_are_kept_for_as_many_ranks(three_ranks):
@@ -200,7 +200,7 @@ def test_measured_shares_are_kept_for_as_many_ranks(three_ranks):
     again = fit_measured(three_ranks, 201, 99, 333, saved=saved)
     assert again.shares == (2, 1, 3.33), "these speeds ask for no others"
     saved = {"shares": [2, 1]}
-    assert fit_measured(three_ranks, 100, 100, 100, saved=saved).shares is None
+    assert fit_measured(three_ranks, 100, 100, 100, saved=saved).shares == ()
 
 
 def test_each_rank_measures_its_own_speed(monkeypatch: pytest.MonkeyPatch):

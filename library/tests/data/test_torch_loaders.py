@@ -5,9 +5,12 @@ import pickle
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -22,7 +25,9 @@ from torch.utils.data import (
 )
 
 from library.tests.kit import Net, Place, batches, check_exact, fit, on_ranks
+from samestep.callbacks.data_resume import DataResume
 from samestep.data.loader import BatchLoader
+from samestep.data.sampler import SplitBatches, WrappedBatches
 from samestep.data.torch_loaders import ResumableBatches, SeededIndices, draws_in_collation
 from samestep.errors import ConfigError, RunError
 
@@ -243,6 +248,18 @@ def test_another_number_of_ranks_is_told(tmp_path: Path, capsys):
     assert "this epoch began on 2 ranks, and continues on 1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["shuffled", "stream", "stream with a length", "another loader"])
+def test_a_split_is_advised_where_it_is_possible(name: str):
+    # Its length says nothing: limit_train_batches gives a stream one too.
+    trainer: Any = SimpleNamespace(
+        world_size=2, train_dataloader=LOADERS[name](), num_training_batches=4
+    )
+    notes = "\n".join(DataResume(0)._notes(trainer))
+    can_be_split = name == "shuffled"
+    assert ("split_batches=True splits each batch" in notes) == can_be_split
+    assert ("no batch can be split" in notes) != can_be_split
+
+
 def test_ids_go_to_another_process_without_seeding_this_one():
     before = random.getstate()
     ids = pickle.loads(pickle.dumps(SeededIndices([3, 1], 5)))
@@ -251,10 +268,124 @@ def test_ids_go_to_another_process_without_seeding_this_one():
     assert random.getstate() != before
 
 
-def test_a_batch_sampler_keeps_its_attributes():
-    batches = ResumableBatches(DataLoader(Noisy(), 4, drop_last=True).batch_sampler, 0)
-    assert (len(batches), batches.batch_size, batches.drop_last) == (4, 4, True)
-    assert [[*ids] for ids in copy.copy(batches)][1] == [4, 5, 6, 7]
+class Named:
+    """A batch sampler with attributes that have names of ours."""
+
+    def __init__(self) -> None:
+        self.seed, self.epoch, self.rank, self.size = 7, 8, 9, 4
+
+    def __len__(self) -> int:
+        return 16 // self.size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(0, 16, self.size):
+            yield [*range(start, start + self.size)]
+
+
+def test_attributes_of_a_batch_sampler_are_read_and_set_there():
+    batches = Named()
+    for plan in (ResumableBatches(batches, 0), SplitBatches(batches, 0, 2)):
+        stand_in: Any = WrappedBatches(batches, plan)
+        assert (stand_in.seed, stand_in.epoch, stand_in.rank) == (7, 8, 9)
+        stand_in.size = 8
+        assert (batches.size, len(stand_in)) == (8, 2)
+        vars(stand_in)["size"] = 4
+        assert batches.size == 4
+        assert type(copy.deepcopy(stand_in)) is Named
+
+
+class Grows(Net):
+    """Its batches are twice as large in the second epoch."""
+
+    def on_train_epoch_start(self):
+        batches = self.trainer.train_dataloader.batch_sampler
+        batches.batch_size = 4 * (self.current_epoch + 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"split_batches": True}])
+def test_a_batch_size_that_is_set_while_training_counts(tmp_path: Path, options: Any):
+    (part,) = fit(tmp_path, Grows, LOADERS["shuffled"], **options)
+    assert [len(seen) for _, _, seen in part.seen] == [4, 4, 4, 4, 8, 8]
+
+
+class Late(Dataset[torch.Tensor]):
+    """The first batch of the first process comes after the first one of the second process."""
+
+    def __init__(self) -> None:
+        self.second_has_begun_again = torch.multiprocessing.Event()
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 12:
+            self.second_has_begun_again.set()
+        if index == 0:
+            self.second_has_begun_again.wait()
+        return torch.tensor([float(index)])
+
+
+def test_batches_come_in_the_order_of_the_sampler(tmp_path: Path):
+    """With ``in_order=False`` the first ones would not be those that were trained on."""
+    loader = DataLoader(Late(), 4, num_workers=2, in_order=False)
+    (part,) = fit(tmp_path, Net, lambda: loader, max_epochs=1)
+    assert [ids[0] for _, _, ids in part.seen] == [0, 4, 8, 12]
+    assert not loader.in_order
+
+
+class Consumed(Sampler[int]):
+    """Skips the samples that were trained on before, in its first pass."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(16).tolist()[self.num :]
+        self.num = 0
+
+
+class SkipsItself(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        num = 4 * self.trainer.global_step % 16
+        return DataLoader(Noisy(), 4, sampler=Consumed(num))
+
+    def val_dataloader(self) -> Any:
+        return batches(shuffle=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"split_batches": True}])
+def test_batches_that_the_sampler_has_skipped_are_not_skipped_again(tmp_path: Path, options: Any):
+    check_exact(tmp_path, Net, SkipsItself, *PLACES, **DISTURBED, max_epochs=3, **options)
+
+
+def test_a_batch_that_is_like_the_first_one_is_not_taken_for_it(tmp_path: Path):
+    data = lambda: DataLoader(Noisy(), batch_sampler=[[0], [1], [0], [2]])  # noqa: E731
+    check_exact(tmp_path, Net, data, (0, 1))
+
+
+class ReadsTwo(Net):
+    """Reads its batches itself, two or what is left of them."""
+
+    def training_step(self, dataloader_iter):
+        read = [*islice(dataloader_iter, 2)]
+        self.numbers = [number for _, number, _ in read]
+        loss = torch.stack([self.loss(batch) for batch, _, _ in read]).mean()
+        self.log("train_loss", loss, batch_size=4)
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        first = self.trainer.global_step * 2 % 6 or 6
+        assert self.numbers == [first - 2, first - 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")
+def test_a_step_that_reads_several_batches_continues_exactly(tmp_path: Path):
+    data = lambda: DataLoader(Noisy(), 3, shuffle=True)  # noqa: E731
+    whole, _ = check_exact(tmp_path, ReadsTwo, data, (0, 1), (1, 3), **DISTURBED)
+    assert whole.trainer.global_step == 6
 
 
 def mix(samples):

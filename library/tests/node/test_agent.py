@@ -1,6 +1,7 @@
 """torchrun's agents, one after the other. Real ranks: test_entrypoint.py."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -39,6 +40,26 @@ def test_an_etcd_that_is_lost_while_ranks_are_assigned_is_one_restart(
     errors = [etcd.EtcdException("lost")] * 3
     with pytest.raises(etcd.EtcdException):
         agent.launch(config, ["script.py"], by_etcd)
+
+
+def test_all_ranks_and_starts_have_the_same_hash_seed(monkeypatch: pytest.MonkeyPatch):
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="mine", rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+    )  # fmt: skip
+    seeds = []
+
+    def run(self: LocalElasticAgent) -> RunResult:
+        seeds.append(os.environ["PYTHONHASHSEED"])
+        return RunResult(WorkerState.SUCCEEDED)
+
+    monkeypatch.setattr(LocalElasticAgent, "run", run)
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert agent.launch(config, ["script.py"]) == Outcome(0)
+    monkeypatch.delenv("PYTHONHASHSEED")
+    assert agent.launch(config, ["script.py"]) == Outcome(0)
+    # Another one than the user's own would be a surprise.
+    assert seeds == ["7", "0"]
 
 
 SOME_FAIL = """

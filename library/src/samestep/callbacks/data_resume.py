@@ -1,8 +1,8 @@
 """The training data continue where a run was interrupted, whatever loader gives them."""
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import lightning as L
@@ -21,6 +21,7 @@ from samestep.data.torch_loaders import (
     ResumableBatches,
     are_split,
     draws_in_collation,
+    is_longer,
     iterates_as_torch,
     resumable,
     unwrap,
@@ -33,12 +34,12 @@ from samestep.ranks.process_group import gather
 NOTE_ON_RANKS = (
     "Note: the training data come from an ordinary DataLoader. Its batch_size counts samples per "
     "rank, and some samples are repeated to give all ranks as many. {} splits each batch instead, "
-    "which is exact on any number of ranks."
+    "unless the sampler is distributed already, and is exact on any number of ranks."
 )
 NOTE_ON_STREAMS = (
-    "Note: the training data come from an ordinary DataLoader of unknown length. Each of several "
-    "ranks sees all samples, unless your data set splits them. samestep.BatchLoader, of a data "
-    "set with a length, is exact on any number of ranks."
+    "Note: the training data give one batch after the other, and no batch can be split. Each of "
+    "several ranks sees all samples, unless the data set or its sampler divides them. "
+    "samestep.BatchLoader, of a data set with a length, is exact on any number of ranks."
 )
 NOTE_ON_OTHER_RANKS = (
     "Note: this epoch began on {} ranks, and continues on {}. The rest of it sees other samples, "
@@ -103,13 +104,17 @@ class DataResume(L.Callback):
         self.seed = seed
         self.epoch = 0
         self.batch = 0  # batches of this epoch that were trained on before this process
+        self.num_skipped = 0  # of these, batches that are not read again
         self._is_first_epoch = True  # of this process
+        self._places: list[ResumableBatches] = []  # where batches can be skipped
         self._generators: list[Tensor] = []  # the states of generators before this epoch's order
         self._num_read = 0  # batches of this epoch that were read or skipped
         self._num_to_read = 0  # batches to read again, because they cannot be skipped
         self._seeds_batches = False  # a BatchLoader seeds its own
+        self._unordered: list[Any] = []  # loaders whose batches come in another order otherwise
         self._watchdogs: list[Watchdog] = []
         # From a checkpoint:
+        self._checksums: list[int | None] = []  # of the next batch of each loader
         self._loader_states: list[dict[str, Any]] = []  # of this rank
         self._saved_generators: list[Tensor] = []
         self._saved_epoch_is_over = False
@@ -143,12 +148,16 @@ class DataResume(L.Callback):
     def begin(self, trainer: L.Trainer) -> None:
         """Place the data where they were; called before Lightning makes their first iterator."""
         self._place(trainer)
-        generators = generators_of(trainer.train_dataloader)
-        if len(self._saved_generators) == len(generators):
-            for generator, state in zip(generators, self._saved_generators, strict=True):
-                generator.set_state(state)
         self._note_generators(trainer)
+        if len(self._saved_generators) == len(self._generators):
+            self._generators = self._saved_generators
+        self._set_generators(trainer)
         for loader in self._others(trainer):
+            if not getattr(loader, "in_order", True):
+                # Of batches that come as they are ready, the first ones would not be those that
+                # were trained on before.
+                loader.in_order = True
+                self._unordered.append(loader)
             if hasattr(loader, "load_state_dict") and isinstance(loader, DataLoader):
                 # It asks for its order twice where it continues: both must be that of the epoch.
                 compat.before_each_order(loader, partial(self._seed_draw, trainer))
@@ -172,9 +181,7 @@ class DataResume(L.Callback):
     def _seed_draw(self, trainer: L.Trainer) -> None:
         """Let a sampler draw the order of this epoch, for the first time or again."""
         self.seed_order()
-        generators = generators_of(trainer.train_dataloader)
-        for generator, state in zip(generators, self._generators, strict=True):
-            generator.set_state(state)
+        self._set_generators(trainer)
 
     def begin_batch(self) -> None:
         """Seed the random numbers with which this process reads a batch."""
@@ -210,8 +217,8 @@ class DataResume(L.Callback):
         if some_have_state:
             yield NOTE_ON_STATES
         if trainer.world_size > 1 and not are_split(without_state):
-            is_endless = trainer.num_training_batches == math.inf
-            note = NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS
+            cannot_split = None in self._positions(others)
+            note = NOTE_ON_STREAMS if cannot_split else NOTE_ON_RANKS
             yield note.format(setting("split_batches", True))
         for loader in without_state:
             if not iterates_as_torch(loader):
@@ -231,7 +238,7 @@ class DataResume(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start counting again."""
-        self.epoch, self.batch = trainer.current_epoch + 1, 0
+        self.epoch, self.batch, self._checksums = trainer.current_epoch + 1, 0, []
         self._is_first_epoch = False
         self._note_generators(trainer)
 
@@ -253,6 +260,9 @@ class DataResume(L.Callback):
         stages = [trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders]
         for loader in find_loaders(stages):
             unwrap(loader)
+        for loader in self._unordered:
+            loader.in_order = False
+        self._unordered.clear()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -264,20 +274,21 @@ class DataResume(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep how far the epoch has come, and the states of the loaders of each rank."""
-        epochs: Any = trainer.fit_loop.epoch_progress.current
-        batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        loop: Any = trainer.fit_loop
+        epochs = loop.epoch_progress.current
         is_within_epoch = epochs.processed < epochs.ready
+        batch = loop.num_trained_batches() if is_within_epoch else 0
         checkpoint["data_resume"] = {
             "epoch": epochs.processed,
-            "batch": batches.ready if is_within_epoch else 0,
+            "batch": batch,
             "generators": self._generators,
             "world_size": trainer.world_size,
             "next": gather(BatchDigest(self._fetched).checksum),
         }
-        # Lightning keeps those of rank zero only.
-        own = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader")
-        if own and trainer.world_size > 1:
-            checkpoint["loaders_of_ranks"] = gather(own)
+        # Lightning keeps the states of rank zero only.
+        states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+        checksums = [place.checksum(batch) for place in self._places]
+        checkpoint["data_resume"]["ranks"] = gather((states, checksums))
         # What a DataModule counts while it reads is ahead by the batch of the next step.
         training_data: Any = trainer.fit_loop.training_data  # type: ignore[attr-defined]
         if training_data is None:
@@ -303,15 +314,23 @@ class DataResume(L.Callback):
         self._saved_epoch_is_over = progress["processed"] == progress["ready"]
         # Lightning finds none then.
         own = loop["state_dict"].pop("combined_loader", [])
-        ranks = checkpoint.get("loaders_of_ranks", [own])
+        # A checkpoint of an older version has the states of one rank.
+        ranks = saved.get("ranks", [(own, [])])
+        # Slices of a batch have the same checksum, on any number of ranks.
+        states, self._checksums = ranks[trainer.global_rank % len(ranks)]
         if len(ranks) == trainer.world_size:
-            self._loader_states = ranks[trainer.global_rank]
-        elif own:
+            self._loader_states = states
+        elif states:
             print_note(trainer, NOTE_ON_STATES_OF_RANKS.format(len(ranks), trainer.world_size))
 
     def _note_generators(self, trainer: L.Trainer) -> None:
         generators = generators_of(trainer.train_dataloader)
         self._generators = [generator.get_state() for generator in generators]
+
+    def _set_generators(self, trainer: L.Trainer) -> None:
+        generators = generators_of(trainer.train_dataloader)
+        for generator, state in zip(generators, self._generators, strict=True):
+            generator.set_state(state)
 
     def _others(self, trainer: L.Trainer) -> list[Any]:
         """The training loaders that are no BatchLoader."""
@@ -328,9 +347,10 @@ class DataResume(L.Callback):
         first = self.batch if self._can_skip(trainer, others) else 0
         for loader in others:
             compat.set_epoch(loader, self.epoch)
-        for position in self._positions(others):
-            if position is not None:
-                position.start_at(self.epoch, first)
+        self._places = [place for place in self._positions(others) if place is not None]
+        checksums = chain(self._checksums, repeat(None))
+        for position, checksum in zip(self._places, checksums, strict=False):
+            position.start_at(self.epoch, first, checksum)
         for loader in find_batch_loaders(trainer.train_dataloader):
             place = first
             # The shorter one of two loaders begins again within an epoch.
@@ -338,7 +358,7 @@ class DataResume(L.Callback):
                 place %= len(loader)
             loader.start_at(self.epoch, place)
         self._seeds_batches = bool(others)
-        self._num_read = first
+        self.num_skipped = self._num_read = first
         self._num_to_read = self.batch - first
         self._watchdogs = compat.callbacks_of(trainer, Watchdog)
 
@@ -372,15 +392,6 @@ def notes_on_draws(loaders: Any) -> Iterator[str]:
     split = [loader for loader in find_loaders(loaders) if loader in exact or are_split([loader])]
     if any(map(draws_in_collation, split)):
         yield NOTE_ON_COLLATION
-
-
-def is_longer(batches: Any, num_batches: int) -> bool:
-    """Whether a batch sampler has more batches; without a length it is endless."""
-    # Not by hasattr: SplitBatches has a length only if the batch sampler in it has one.
-    try:
-        return len(batches) > num_batches
-    except TypeError:
-        return True
 
 
 def generators_of(loaders: Any) -> list[torch.Generator]:

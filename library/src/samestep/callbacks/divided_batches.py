@@ -99,7 +99,7 @@ def find_batch_size(loader: Any) -> tuple[int | None, str]:
     """How many samples a batch of all ranks has, None if unknown; and what divides it."""
     if isinstance(loader, ExactLoader):
         return loader.order.batch_size, "BatchLoader"
-    size = getattr(split_of(loader), "batch_size", None)
+    size = getattr(getattr(split_of(loader), "batches", None), "batch_size", None)
     # A user's own batch sampler may have anything under this name.
     if not isinstance(size, int):
         size = None

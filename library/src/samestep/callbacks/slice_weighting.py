@@ -18,7 +18,12 @@ from samestep.callbacks.divided_batches import (
 )
 from samestep.callbacks.notes import print_note
 from samestep.data.loaders import find_batch_loaders, find_loaders, order_of, orders_of
-from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
+from samestep.data.sampler import (
+    BatchesOfRank,
+    GlobalBatchSampler,
+    SplitBatches,
+    WrappedBatches,
+)
 from samestep.data.torch_loaders import has_batches_of_ids
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
@@ -63,8 +68,8 @@ class SliceWeighting(L.Callback):
         self.asked = asked
         self.split_batches = split_batches
         self.seed = seed
-        self.shares: tuple[float, ...] | None = None
-        """How much each rank gets; None: all the same."""
+        self.shares: tuple[float, ...] = ()
+        """How much each rank gets; empty: all the same."""
         # Of the training data; None if all slices are equal and need no weights.
         self._order: GlobalBatchSampler | SplitBatches | None = None
         self._splits: list[SplitBatches] = []  # of the ordinary loaders of the training
@@ -99,11 +104,11 @@ class SliceWeighting(L.Callback):
         if is_split and has_batches_of_ids(loader):
             # ``ResumableBatches`` seeds the batches of the training.
             seed = None if stage == "train" else self.seed
-            return SplitBatches(batches, *place, seed)
+            return WrappedBatches(batches, SplitBatches(batches, *place, seed))
         if of_user is None or environment.world_size() == 1:
             return None
         # Lightning would reject the user's batch sampler.
-        return BatchesOfRank(of_user, *place)
+        return WrappedBatches(of_user, BatchesOfRank(of_user, *place))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the shares, slice the training data, and find out whether weights are needed.
@@ -236,7 +241,7 @@ class SliceWeighting(L.Callback):
         # Shares that were configured are not restored: a new configuration replaces them.
         if self.asked != "auto":
             return {}
-        return {"shares": list(self.shares or ())}
+        return {"shares": list(self.shares)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Start with the saved shares, if there are as many ranks."""
@@ -264,7 +269,9 @@ class SliceWeighting(L.Callback):
 
 
 def knows_ranks(sampler: Any) -> bool:
-    """Whether a sampler has the number of ranks, as distributed samplers do."""
+    """Whether a sampler has the number of ranks, as distributed samplers do, or got our plan."""
+    if isinstance(sampler, WrappedBatches):
+        return True
     return hasattr(sampler, "num_replicas") or hasattr(sampler, "world_size")
 
 
@@ -289,9 +296,7 @@ def check_single_loader(num_loaders: int, trainer: L.Trainer) -> None:
         )
 
 
-def measured_shares(
-    speeds: list[float], shares: tuple[float, ...] | None
-) -> tuple[float, ...] | None:
+def measured_shares(speeds: list[float], shares: tuple[float, ...]) -> tuple[float, ...] | None:
     """Shares in proportion to the speeds of the ranks; None if ``shares`` suit them already."""
     slowest = min(speeds)
     # An epoch of a few batches measures nothing.

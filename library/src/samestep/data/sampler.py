@@ -1,15 +1,16 @@
 """Which samples each step sees, on which rank."""
 
+import copy
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from samestep.data.seeds import generator, isolated_rng, seed_sample
 
@@ -126,20 +127,17 @@ class GlobalBatchSampler(Sampler[Slice]):
     def weights_of_ranks(self) -> list[float]:
         """The weight of each rank in a mean over the ranks; 1 on average."""
         # Over the first step, like which all full steps are cut.
-        samples = [0] * self.world_size
-        for index in range(self.batches_per_step):
-            for rank, length in enumerate(self.lengths(index)):
-                samples[rank] += length
+        lengths = map(self.lengths, range(self.batches_per_step))
+        samples = [sum(of_rank) for of_rank in zip(*lengths, strict=True)]
         return [own * self.world_size / sum(samples) for own in samples]
 
     def has_equal_slices(self) -> bool:
         """Whether every weight of an epoch is 1, on every rank."""
+        return all(map(self._is_equal, self._different_batches()))
+
+    def _is_equal(self, index: int) -> bool:
         equal_parts = self.world_size * self.batches_per_step
-        for index in self._different_batches():
-            for length in self.lengths(index):
-                if length * equal_parts != self.size_of_step(index):
-                    return False
-        return True
+        return {*self.lengths(index)} == {self.size_of_step(index) / equal_parts}
 
     def has_empty_slices(self) -> bool:
         """Whether some rank gets no sample of some batch."""
@@ -187,20 +185,50 @@ class ExactLoader:
         raise NotImplementedError
 
 
-class WrappedBatches(Sampler[Any]):
-    """A batch sampler that stands for another one, ``batches``, and has its attributes."""
+class WrappedBatches(BatchSampler):
+    """Stands in a loader for its batch sampler: it has other batches, and the same attributes.
 
-    batches: Any
+    Code of the user may read and set attributes of the batch sampler while it trains. So the state
+    of the run is in the plan, where its names cannot be those of the user's attributes.
+
+    Args:
+        batches: the batch sampler.
+        plan: what is iterated over instead.
+    """
+
+    __slots__ = "batches", "plan"
+
+    def __init__(self, batches: Any, plan: Any) -> None:
+        self.batches = batches
+        self.plan = plan
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.plan)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the batch sampler has, such as ``sampler`` and ``batch_size``."""
-        # copy and pickle ask an object for attributes before it has any, and this would never end.
-        if name == "batches":
-            raise AttributeError(name)
         return getattr(self.batches, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in WrappedBatches.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.batches, name, value)
 
-class BatchesOfRank(WrappedBatches):
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of a loader is none of the run.
+        return copy.copy, (self.batches,)
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        """What ``vars`` gives."""
+        attributes: dict[str, Any] = vars(self.batches)
+        return attributes
+
+
+class BatchesOfRank:
     """Deals the batches of a batch sampler to the ranks: each gets every ``world_size``-th one.
 
     The first batches are repeated at the end if some ranks would get one less.
@@ -221,15 +249,13 @@ class BatchesOfRank(WrappedBatches):
 
     def __iter__(self) -> Iterator[Any]:
         batches = draw_batches(self.batches)
-        first_group: list[Any] = []
-        while group := list(islice(batches, self.world_size)):
-            first_group = first_group or group
+        first_group = group = list(islice(batches, self.world_size))
+        while group:
             # Only the last group can be too short. The first one fills it, repeatedly if it is the
             # last one too: DDP waits for every rank in every step, so none may have fewer batches.
-            if self.rank < len(group):
-                yield group[self.rank]
-            else:
-                yield first_group[(self.rank - len(group)) % len(first_group)]
+            filled = chain(group, cycle(first_group))
+            yield next(islice(filled, self.rank, None))
+            group = list(islice(batches, self.world_size))
 
 
 def draw_batches(batches: Any) -> Iterator[Any]:
@@ -243,14 +269,27 @@ def draw_batches(batches: Any) -> Iterator[Any]:
 
 
 class RankIndices(list[Any]):
-    """The indices of one rank's slice of a batch, and where it begins in the batch."""
+    """The indices of one rank's slice of a batch.
 
-    def __init__(self, ids: Iterable[Any], start: int) -> None:
+    Args:
+        ids: the indices.
+        start: where the slice begins in the batch.
+        whole: the indices of the whole batch.
+        split: gets the number of the batch.
+    """
+
+    def __init__(self, ids: Iterable[Any], start: int, whole: list[Any], split: Any) -> None:
         super().__init__(ids)
         self.start = start
+        self.whole = whole
+        self.split = split
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A loader process reads the slice, and needs nothing else.
+        return list, ([*self],)
 
 
-class SplitBatches(WrappedBatches):
+class SplitBatches:
     """Cuts each batch of a batch sampler into one slice per rank.
 
     So a step sees the same samples on any number of ranks. The slices of a batch differ by one
@@ -273,8 +312,8 @@ class SplitBatches(WrappedBatches):
         """Of the first batch of this pass; it must be equal on all ranks."""
         self.is_unequal = False
         """Whether some batch did not divide by the number of ranks."""
-        self._sizes: dict[int, tuple[int, int]] = {}
-        """Samples of our slice and of the whole batch, for batches that were drawn and not used."""
+        self._sizes: dict[int, int] = {}
+        """Samples of whole batches that were drawn and not used."""
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -285,34 +324,37 @@ class SplitBatches(WrappedBatches):
             # The first batch is enough to see that the ranks shuffle with different seeds.
             if number == 0:
                 self.digest = zlib.crc32(repr(ids).encode())
-            lengths = split(len(ids), (1.0,) * self.world_size)
-            start = sum(lengths[: self.rank])
-            size = lengths[self.rank]
-            self._sizes[number] = size, len(ids)
+            lengths = self._split(len(ids))
             self.is_unequal |= len({*lengths}) > 1
-            if size:
-                yield RankIndices(ids[start : start + size], start)
-            else:
-                # Not an empty slice: a collate function cannot make a batch of no samples.
-                yield RankIndices(ids[:1], 0)
+            # Not an empty slice: a collate function cannot make a batch of no samples. Such a slice
+            # begins at the end of the batch, and gets the first sample instead.
+            start = sum(lengths[: self.rank]) % max(1, len(ids))
+            stop = start + max(1, lengths[self.rank])
+            yield RankIndices(ids[start:stop], start, ids, self)
 
     def _draw(self) -> Iterator[Any]:
-        if self.seed is None or not hasattr(self.batches, "__len__"):
+        if self.seed is None:
             return iter(self.batches)
         with isolated_rng():
             seed_sample(self.seed)
             return draw_batches(self.batches)
 
+    def number_batch(self, index: int, batch: RankIndices) -> None:
+        """Note which one of the epoch this batch is: the batch sampler may have skipped some."""
+        self._sizes[index] = len(batch.whole)
+
     def weight(self, index: int) -> float:
         """Loss weight of this rank's slice, so that every sample of the step counts equally."""
         # The step before is over. Later batches may be drawn already, by loaders that read ahead.
         self._sizes.pop(index - 1, None)
-        size, whole = self._sizes[index]
-        return size * self.world_size / whole
+        return self.lengths(index)[self.rank] * self.world_size / self._sizes[index]
 
     def lengths(self, index: int) -> tuple[int, ...]:
         """Samples of each rank in batch ``index``, which was drawn and not yet trained on."""
-        return split(self._sizes[index][1], (1.0,) * self.world_size)
+        return self._split(self._sizes[index])
+
+    def _split(self, size: int) -> tuple[int, ...]:
+        return split(size, (1.0,) * self.world_size)
 
     def share_of_batch(self, index: int) -> float:
         """1: each batch of the batch sampler counts the same in a step, whatever its length."""
@@ -322,8 +364,7 @@ class SplitBatches(WrappedBatches):
         """The weight of each rank in a mean over the ranks; 1 on average."""
         # A batch sampler that fills buckets has no batch_size: its ranks count the same.
         size = getattr(self.batches, "batch_size", None) or self.world_size
-        lengths = split(size, (1.0,) * self.world_size)
-        return [length * self.world_size / size for length in lengths]
+        return [length * self.world_size / size for length in self._split(size)]
 
 
 @lru_cache

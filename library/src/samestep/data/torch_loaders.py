@@ -11,13 +11,15 @@ they do not depend on what was read or trained before.
 
 import copy
 import random
+import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import count, islice, tee
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from samestep.data.sampler import RankIndices, SplitBatches, WrappedBatches
 from samestep.data.seeds import isolated_rng, mix_seed, seed_sample
@@ -55,22 +57,43 @@ class SeededIndices(list[Any]):
         return SeededIndices, (list(super().__iter__()), self.seed, self.start)
 
 
-class ResumableBatches(WrappedBatches, BatchSampler):
+class ResumableBatches:
     """The batches of another batch sampler, each with a seed; those already trained on are skipped.
+
+    A batch sampler that knows how far the run has come may skip them itself. It begins with the
+    batch that comes next, and then none is skipped here.
 
     Args:
         batches: the batch sampler.
         seed: of the run.
+        num_ahead: batches that may have been drawn and not trained on.
     """
 
-    def __init__(self, batches: Any, seed: int) -> None:
+    def __init__(self, batches: Any, seed: int, num_ahead: int = 1) -> None:
         self.batches = batches
         self.seed = seed
+        self._drawn: deque[tuple[int, Any]] = deque(maxlen=num_ahead)  # the last ones, numbered
+        self._pass: Iterator[tuple[int, Any]] = iter(())  # the numbered batches that come next
+        self._opening: int | None = None  # the checksum of the first batch of this pass
         self.start_at(0, 0)
 
-    def start_at(self, epoch: int, batch: int) -> None:
-        """Begin the next pass with this batch of this epoch."""
+    def start_at(self, epoch: int, batch: int, checksum: int | None = None) -> None:
+        """Begin the next pass with this batch of this epoch, which had this checksum."""
         self.epoch, self.first, self.num_passes = epoch, batch, 0
+        self._checksum = checksum
+
+    def checksum(self, number: int) -> int | None:
+        """The checksum of a batch that is not trained on yet.
+
+        None if it is unknown, or if it does not tell this batch from the first one of the pass.
+        """
+        drawn = dict(self._drawn)
+        if max(drawn, default=number) < number:
+            # A signal came first. What a copy of the iterator draws, the iterator gives later.
+            with isolated_rng():
+                drawn.update(islice(copy.copy(self._pass), 1))
+        found = checksum_of(drawn.get(number, ()))
+        return None if found in (self._opening, checksum_of(())) else found
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -81,29 +104,60 @@ class ResumableBatches(WrappedBatches, BatchSampler):
         first = self.first
         self.first = 0
         self.num_passes += 1
-        batches = iter(self.batches)
-        for number in count():
+        (self._pass,) = tee(self._draw(numbers, first), 1)
+        for number, indices in self._pass:
+            self._drawn.append((number, indices))
+            seeded = self._with_seed(indices, numbers, number)
+            # Skipped batches are drawn too: the sampler may count or shuffle while it draws.
+            if number >= first:
+                yield seeded
+
+    def _draw(self, numbers: tuple[int, ...], first: int) -> Iterator[tuple[int, Any]]:
+        num_skipped = 0  # by the batch sampler itself
+
+        def seed(number: int) -> int:
             # Without the rank: a batch sampler may draw each batch when it is asked for it, and
             # must draw the same one on all ranks. Before each batch, because training has drawn
             # other numbers since the last one.
-            seed_sample(*numbers, number)
-            try:
-                indices = next(batches)
-            except StopIteration:
-                return
-            # Skipped batches are drawn too: the sampler may count or shuffle while it draws.
-            if number < first:
-                continue
-            # Such as a tensor, for a data set that takes one: a list would be something else.
-            if not isinstance(indices, (list, tuple)):
-                yield indices
-                continue
-            if isinstance(indices, RankIndices):
-                # Seeded by position in the whole batch, which is the same for every split.
-                yield SeededIndices(indices, mix_seed(*numbers, number, 0), indices.start)
-            else:
-                # Each rank has samples of its own, whose transforms must not draw the same numbers.
-                yield SeededIndices(indices, mix_seed(*numbers, number, environment.rank()))
+            seed_sample(*numbers, num_skipped + number)
+            return number
+
+        draws = zip(map(seed, count()), self.batches, strict=False)
+        for drawn, indices in draws:
+            if drawn == 0:
+                self._opening = checksum_of(indices)
+                num_skipped = first if self._opening == self._checksum else 0
+            number = num_skipped + drawn
+            if num_skipped and not is_longer(self.batches, number + 1):
+                # Lightning asks for no batch after the last one. A loop over the batches would, and
+                # only then a batch sampler may forget that it has skipped some.
+                next(draws, None)
+            yield number, indices
+
+    def _with_seed(self, indices: Any, numbers: tuple[int, ...], number: int) -> Any:
+        if isinstance(indices, RankIndices):
+            indices.split.number_batch(number, indices)
+            # Seeded by position in the whole batch, which is the same for every split.
+            return SeededIndices(indices, mix_seed(*numbers, number, 0), indices.start)
+        if isinstance(indices, (list, tuple)):
+            # Each rank has samples of its own, whose transforms must not draw the same numbers.
+            return SeededIndices(indices, mix_seed(*numbers, number, environment.rank()))
+        # Such as a tensor, for a data set that takes one: a list would be something else.
+        return indices
+
+
+def checksum_of(indices: Any) -> int:
+    """The checksum of the indices of a batch, of those of all ranks if it is split."""
+    return zlib.crc32(repr(getattr(indices, "whole", indices)).encode())
+
+
+def is_longer(batches: Any, num_batches: int) -> bool:
+    """Whether a batch sampler has more batches; without a length it is endless."""
+    # Not by hasattr: SplitBatches has a length only if the batch sampler in it has one.
+    try:
+        return len(batches) > num_batches
+    except TypeError:
+        return True
 
 
 def iterates_as_torch(loader: Any) -> bool:
@@ -123,20 +177,25 @@ def resumable(loader: Any, seed: int) -> ResumableBatches | None:
     """The batch sampler in which batches of a loader can be skipped; None if they must be read."""
     if not has_batches_of_ids(loader):
         return None
-    if not isinstance(loader.batch_sampler, ResumableBatches):
-        # Assigning this attribute raises an error after a DataLoader was made.
-        vars(loader)["batch_sampler"] = ResumableBatches(loader.batch_sampler, seed)
     batches = loader.batch_sampler
-    assert isinstance(batches, ResumableBatches)
-    return batches
+    if not isinstance(getattr(batches, "plan", None), ResumableBatches):
+        # Its processes read ahead, and without a length Lightning reads one more batch.
+        num_ahead = loader.num_workers * (loader.prefetch_factor or 0) + 2
+        # Assigning this attribute raises an error after a DataLoader was made.
+        plan = ResumableBatches(batches, seed, num_ahead)
+        vars(loader)["batch_sampler"] = WrappedBatches(batches, plan)
+    found: ResumableBatches = loader.batch_sampler.plan
+    return found
 
 
 def split_of(loader: Any) -> SplitBatches | None:
     """How the batches of an ordinary loader are split over the ranks; None if they are not."""
     batches = getattr(loader, "batch_sampler", None)
-    if isinstance(batches, ResumableBatches):
+    while isinstance(batches, WrappedBatches):
+        if isinstance(batches.plan, SplitBatches):
+            return batches.plan
         batches = batches.batches
-    return batches if isinstance(batches, SplitBatches) else None
+    return None
 
 
 def are_split(loaders: Iterable[Any]) -> bool:
@@ -151,7 +210,7 @@ def unwrap(loader: Any) -> None:
     The caller may use the loader after the run; and to predict, Lightning makes a new one with the
     arguments of the batch sampler that it finds.
     """
-    while isinstance(getattr(loader, "batch_sampler", None), ResumableBatches | SplitBatches):
+    while isinstance(getattr(loader, "batch_sampler", None), WrappedBatches):
         vars(loader)["batch_sampler"] = loader.batch_sampler.batches
 
 
@@ -160,8 +219,7 @@ def draws_in_collation(loader: Any) -> bool:
 
     It has the samples of one slice only, and draws other numbers for another slice.
     """
-    slices = getattr(loader, "slices", None)
-    collate = loader.collate_fn if slices is None else slices.collate_fn
+    collate = getattr(loader, "slices", loader).collate_fn
     # torch's own draw nothing; without one the data set makes the batch.
     if collate is None or getattr(collate, "__module__", "").startswith("torch."):
         return False

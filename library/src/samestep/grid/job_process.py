@@ -42,6 +42,7 @@ def start_with_output(
     program: Sequence[str], variables: Mapping[str, str], output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     """Start ``python`` with this file as its output, whose lock it then holds."""
+    environment.share_hash_seed()
     return subprocess.Popen(
         [sys.executable, *program],
         env=environment.variables() | dict(variables),

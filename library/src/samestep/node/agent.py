@@ -153,6 +153,7 @@ def launch(
     Returns:
         Exit code 0, or that of the process that failed first: 137 for SIGKILL, 143 for SIGTERM.
     """
+    environment.share_hash_seed()
     # We report errors ourselves. A handler here also silences the loggers below this one, which
     # have levels of their own.
     torchrun = logging.getLogger("torch.distributed.elastic")

@@ -588,6 +588,11 @@ def distributed_sampler(sampler: Any) -> Any:
     return sampler.dataset._sampler if is_wrapper else None
 
 
+def number_batches(loaders: Any, first: int) -> None:
+    """Let the next batch of a CombinedLoader of Lightning 2.6 have this number."""
+    loaders._iterator._idx = first
+
+
 def before_each_order(loader: Any, function: Callable[[], None]) -> None:
     """Let ``function`` act before each order that a sampler draws which is distributed so."""
     samplers: list[Any] = [loader.sampler, getattr(loader.batch_sampler, "sampler", None)]

@@ -139,6 +139,13 @@ def limit_threads(num_processes: int = 1) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def share_hash_seed() -> None:
+    """Let the processes that are started here iterate over a set of texts in the same order."""
+    # Python seeds the hashes of texts at random in each process: classes that are numbered in the
+    # order of a set would have other numbers on each rank, and after each restart.
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+
+
 def remember_parent() -> None:
     """Note which process has started this one; call it first, as that process may end soon."""
     global _parent

@@ -29,7 +29,7 @@ LOADER = KnownNote(
     (RANKS,), ("samples", "length"), "each rank has its own batches",
 )  # fmt: skip
 STREAM = KnownNote(
-    "from an ordinary DataLoader of unknown length",
+    "give one batch after the other, and no batch can be split",
     (RANKS,), ("samples", "length"), "each rank sees all of a stream",
 )  # fmt: skip
 OWN_LOADER = KnownNote(
