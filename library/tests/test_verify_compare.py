@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from samestep.callbacks import data_resume, divided_batches, loss_check
+from samestep.callbacks import data_resume, loss_check
 from samestep.verify import compare, known_notes, records
 from samestep.verify.compare import FLOAT64, Difference
 from samestep.verify.known_notes import INTERRUPTED, RANKS
@@ -191,7 +191,6 @@ NOTES = {
     known_notes.OWN_LOADER: data_resume.NOTE_ON_ITERATION,
     known_notes.STATEFUL_LOADER: data_resume.NOTE_ON_STATES,
     known_notes.RANDOM_TRANSFORMS: data_resume.NOTE_ON_SLICES,
-    known_notes.DIVIDED: divided_batches.NOTE,
     known_notes.LOST_ITERATION: data_resume.NOTE_ON_ITERATION,
     known_notes.RANDOM_AFTER_INTERRUPTION: data_resume.NOTE_ON_STATES,
     known_notes.MIXTURE: data_resume.NOTE_ON_MIXTURE,

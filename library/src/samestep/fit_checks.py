@@ -13,7 +13,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from samestep.callbacks.rng import seed_hook
-from samestep.data import rank_counts
 from samestep.data.loaders import find_loaders
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import option, setting
@@ -42,7 +41,6 @@ def set_up_data(trainer: L.Trainer, data: L.LightningDataModule | None) -> None:
         ConfigError: if the DataModule rejects a setting.
         RunError: if the data are missing or damaged: exit code 2, unless the error says otherwise.
     """
-    rank_counts.forget_divisions()
     if data is None:
         return
     data.trainer = trainer
@@ -57,7 +55,7 @@ def set_up_data(trainer: L.Trainer, data: L.LightningDataModule | None) -> None:
 
     def set_up() -> None:
         seed_hook(trainer, "setup")
-        with user_errors(option("data")), rank_counts.watching():
+        with user_errors(option("data")):
             data.setup("fit")
 
     try:

@@ -62,7 +62,6 @@ from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.objects import Objects
 from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps, seed_hook
-from samestep.data import rank_counts
 from samestep.data.loaders import without_states
 from samestep.errors import RunError
 from samestep.ranks import compat, epoch_logs, process_group, stopping
@@ -369,11 +368,10 @@ class FitLoop(_FitLoop):
         self._fetcher = fetcher
 
     def setup_data(self) -> None:
-        """Take the training loaders, and notice what they divide by the number of ranks."""
+        """Take the training loaders, which are made of what the program held before."""
         if self._combined_loader is None:
             self.objects.prepare(self.trainer)
-        with rank_counts.watching():
-            super().setup_data()
+        super().setup_data()
 
     def _load_combined_loader_states(self) -> None:
         """Let the data begin where they were; Lightning makes their iterator next.

@@ -44,7 +44,6 @@ from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.callbacks.slow_ranks import SlowRanks
 from samestep.callbacks.stand_ins import StandIns
 from samestep.callbacks.watchdog import Watchdog
-from samestep.data import rank_counts
 from samestep.errors import ConfigError
 from samestep.node import agent, device_option
 from samestep.ranks import (
@@ -353,16 +352,6 @@ class Trainer(L.Trainer):
         given = self._arguments(super().predict, args, options)
         with self._session(), fit_checks.user_errors("Trainer"):
             return self._evaluate(super().predict, given)
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return rank_counts.watched(super().world_size)
-
-    @property
-    def num_devices(self) -> int:
-        """The number of ranks on this node."""
-        return rank_counts.watched(super().num_devices)
 
     def _read_limits(self) -> dict[str, Any]:
         """The limits of the loop, which a script may set between two calls of ``fit``."""

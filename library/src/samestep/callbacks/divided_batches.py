@@ -4,7 +4,6 @@
 compares what the ranks read from streams, which nobody divides but their data set.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,17 +14,12 @@ from torch.utils.data import IterableDataset
 from samestep.callbacks.batch_digest import BatchDigest
 from samestep.callbacks.notes import print_note
 from samestep.data.loaders import find_loaders
-from samestep.data.rank_counts import find_divided
 from samestep.data.sampler import ExactLoader
 from samestep.data.torch_loaders import split_of
 from samestep.errors import ConfigError
 from samestep.option_names import setting
 from samestep.ranks.process_group import gather
 
-NOTE = (
-    "Note: a loader has batch_size={}, and {} is {}. If the data divide it by the number of ranks, "
-    "leave that out: {} counts samples over all ranks"
-)
 NOTE_ON_REPEATED = (
     "Note: all {0} ranks have read the same first batch of a stream, so they train on each sample "
     "{0} times. Let the data set give each rank samples of its own, by torch.distributed.get_rank()"
@@ -37,7 +31,7 @@ def check_divided(trainer: L.Trainer, loaders: Any) -> None:
     """Find batches that are divided by the number of ranks twice, before the first step.
 
     Raises:
-        ConfigError: if the data have divided by the number of ranks, and got the batch size.
+        ConfigError: if a loader has a hyperparameter of the data, divided by the number of ranks.
     """
     num_ranks = trainer.world_size
     if num_ranks == 1:
@@ -45,19 +39,13 @@ def check_divided(trainer: L.Trainer, loaders: Any) -> None:
     given = given_batch_sizes(trainer)
     for loader in find_loaders(loaders):
         size, divides = find_batch_size(loader)
-        if size is None:
-            continue
-        whole = find_divided(size)
-        if whole is not None and is_batch_size(whole, loader, size, given):
-            raise ConfigError(
-                f"the data divide {whole:g} by {num_ranks} ranks to batch_size={size}, and "
-                f"{divides} divides each batch over the ranks again; let the loader take all "
-                f"{whole:g}: {divides} counts samples over all ranks"
-            )
-        # A number of ranks may also come from elsewhere, such as $WORLD_SIZE.
-        name = find_multiple(given, size, num_ranks)
+        name = None if size is None else find_multiple(given, size, num_ranks)
         if name is not None:
-            print_note(trainer, NOTE.format(size, name, given[name], divides))
+            raise ConfigError(
+                f"the data divide {name}={given[name]} by {num_ranks} ranks to batch_size={size}, "
+                f"and {divides} divides each batch over the ranks again; let the loader take all "
+                f"{given[name]}: {divides} counts samples over all ranks"
+            )
 
 
 def find_multiple(given: Mapping[str, int], size: int, num_ranks: int) -> str | None:
@@ -83,16 +71,6 @@ def note_repeated(trainer: L.Trainer, batch: Any) -> None:
     # 0 if nothing could be compared, such as what a GPU holds.
     if digests[0] != 0 and len(set(digests)) == 1:
         print_note(trainer, NOTE_ON_REPEATED.format(len(digests)))
-
-
-def is_batch_size(whole: float, loader: Any, size: int, given: Mapping[str, int]) -> bool:
-    """Whether what the data have divided was a batch size, and not another number."""
-    if whole in given.values():
-        return True
-    # Processors are divided too, among the loader processes of all ranks.
-    if whole == os.cpu_count() or getattr(loader, "num_workers", 0) == size:
-        return False
-    return size not in given.values()
 
 
 def find_batch_size(loader: Any) -> tuple[int | None, str]:

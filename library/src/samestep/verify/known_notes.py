@@ -44,10 +44,6 @@ RANDOM_TRANSFORMS = KnownNote(
     "draws random numbers for whole batches",
     (RANKS,), ("samples",), "each rank has its own random numbers",
 )  # fmt: skip
-DIVIDED = KnownNote(
-    "If the data divide it by the number of ranks",
-    (RANKS,), ("samples", "length"), "the data may divide by the number of ranks themselves",
-)  # fmt: skip
 WEIGHTS = ("parameter", "optimizer-state", "buffer", "metric")
 """Kinds of what follows from another step."""
 LOSS = KnownNote(
@@ -114,7 +110,6 @@ KNOWN_NOTES = (
     OWN_LOADER,
     STATEFUL_LOADER,
     RANDOM_TRANSFORMS,
-    DIVIDED,
     RANDOM_TRANSFERS,
     LOSS,
     RANDOM_STEPS,
