@@ -192,6 +192,25 @@ def test_one_object_stays_one_and_may_hold_itself():
     assert deep is restored.known
 
 
+def test_what_nobody_has_any_more_is_not_missed():
+    def change(holder: Holder) -> None:
+        holder.forgotten = holder.tensor
+        holder.tensor += 1
+        holder.tensor = torch.ones(3)
+
+    def make() -> Holder:
+        return Holder(tensor=torch.zeros(2), forgotten=None)
+
+    first, second = make(), make()
+    heap, other = heap_of(first), heap_of(second)
+    change(first)
+    packed = heap.dump()
+    assert not other.load(packed, CPU)
+    second.forgotten = None
+    assert not other.load({**packed, "units": packed["units"][:1]}, CPU)
+    assert second.tensor.tolist() == [1, 1, 1]
+
+
 def test_parts_functions_and_closures_that_are_exchanged():
     def counter() -> Any:
         count = 0

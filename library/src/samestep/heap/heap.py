@@ -126,27 +126,15 @@ class Heap:
     def _parts_of(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """What an object holds, by names."""
         kind = kind_of(value)
-        if kind is not None and kind.has_fields:
-            if kind is ATTRIBUTES and is_installed(type(value)) and not self._is_whole(value):
-                # Such as a connection or a file: half of its state would be worse than none.
-                del self._objects[name]
-                return []
-            fields = self._fields_of(value, kind).items()
-            parts = [
-                (text_of((name, k)), part) for k, part in fields if (name, k) not in self.changed
-            ]
-            return [
-                *parts,
-                *((f"class {'.'.join(path_of(each))}", each) for each in classes_of(value)),
-            ]
-        if (name, None) in self.changed or not isinstance(value, dict | list | tuple | deque):
+        if kind is None or not kind.has_fields:
+            return [] if (name, None) in self.changed else items_of(name, value)
+        if kind is ATTRIBUTES and is_installed(type(value)) and not self._is_whole(value):
+            # Such as a connection or a file: half of its state would be worse than none.
+            del self._objects[name]
             return []
-        if len(value) > MAX_NAMED:
-            return []
-        if isinstance(value, dict):
-            # The address of a key that is an object is another one after a restart.
-            return [(f"{name}[{k!r}]", part) for k, part in value.items() if is_constant(k)]
-        return [(f"{name}[{index}]", part) for index, part in enumerate(value)]
+        units = {(name, field): part for field, part in self._fields_of(value, kind).items()}
+        parts = [(text_of(unit), part) for unit, part in units.items() if unit not in self.changed]
+        return parts + [(f"class {'.'.join(path_of(each))}", each) for each in classes_of(value)]
 
     def _is_whole(self, value: Any) -> bool:
         """Whether an object could be made anew."""
@@ -221,7 +209,18 @@ class Heap:
 
     def dump(self) -> dict[str, Any]:
         """What has changed, as ``torch.save`` writes it: bytes as a tensor."""
-        kept = []
+        kept = [*self._find_kept()]
+        writer = self._writer()
+        frames = [writer.write((*unit, value)) for unit, value in kept]
+        parts = [b"".join(frame.content for frame in frames)]
+        for frame in frames:
+            parts += frame.buffers
+        joined = torch.from_numpy(np.frombuffer(bytearray(b"".join(parts)), np.uint8))
+        units = [(*unit, frame.checksum()) for (unit, _), frame in zip(kept, frames, strict=True)]
+        return {"bytes": joined, "sizes": [*map(len, parts)], "units": units}
+
+    def _find_kept(self) -> Iterator[tuple[Unit, Any]]:
+        """What has changed and can be given back."""
         for unit, value in self._units():
             look = self._look_at(unit, value)
             if look.mark != self._marks.get(unit):
@@ -229,16 +228,9 @@ class Heap:
             if unit not in self.changed or unit in self.passing:
                 continue
             if look.is_whole:
-                kept.append((unit, value))
+                yield unit, value
             elif look.is_lost:
                 self.lost.add(text_of(unit))
-        writer = self._writer()
-        frames = [writer.write((*unit, value)) for unit, value in kept]
-        parts = [b"".join(frame.content for frame in frames)]
-        parts += [buffer for frame in frames for buffer in frame.buffers]
-        joined = torch.from_numpy(np.frombuffer(bytearray(b"".join(parts)), np.uint8))
-        units = [(*unit, frame.checksum()) for (unit, _), frame in zip(kept, frames, strict=True)]
-        return {"bytes": joined, "sizes": [*map(len, parts)], "units": units}
 
     def load(
         self,
@@ -275,6 +267,9 @@ class Heap:
     def _write(self, name: str, field: str | None, new: Any) -> bool:
         """Give an object what it held; False if it cannot have it."""
         value = self.find(name)
+        if value is None and name in self._objects:
+            # Nobody has it any more: what held it has got another one.
+            return True
         kind = kind_of(value)
         if kind is None:
             return False
@@ -285,6 +280,16 @@ class Heap:
             log.debug("%s cannot be restored", name, exc_info=True)
             return False
         return True
+
+
+def items_of(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The items of a container, by names; none of a long one."""
+    if not isinstance(value, dict | list | tuple | deque) or len(value) > MAX_NAMED:
+        return []
+    if isinstance(value, dict):
+        # The address of a key that is an object is another one after a restart.
+        return [(f"{name}[{key!r}]", part) for key, part in value.items() if is_constant(key)]
+    return [(f"{name}[{index}]", part) for index, part in enumerate(value)]
 
 
 def text_of(unit: Unit) -> str:

@@ -201,20 +201,24 @@ def read_module(module: nn.Module) -> dict[str, Any]:
         list(module.items(keep_base=True, copy_state=False))
     if isinstance(module, EpochSums):
         return {}
-    base = next(kind for kind in (L.LightningModule, Metric, nn.Module) if isinstance(module, kind))
-    is_layer = base is nn.Module and package_of(type(module)) in FRAMEWORKS
-    counts = epoch_logs.counts_of(module) if isinstance(module, Metric) else set()
     found: dict[str, Any] = {}
     for group in GROUPS:
         found |= {f"{group}.{name}": part for name, part in vars(module)[group].items()}
-    for name in sorted(vars(module).keys() - base_attributes(base) | counts):
-        value = vars(module)[name]
-        # Torch's own layers have numbers that may be scheduled, and memory of libraries.
-        is_inner = is_layer and type(value) not in LAYER_SETTINGS
-        # Under DDP Lightning leaves the module's own ``forward`` behind as an attribute.
-        is_own = type(value) is MethodType and value.__self__ is module
-        if name in counts or not (is_inner or (is_own and value.__name__ == name)):
-            found[name] = value
+    return found | attributes_of_module(module)
+
+
+def attributes_of_module(module: nn.Module) -> dict[str, Any]:
+    """What a part of a module has beside what is registered, and what every part has."""
+    base = next(kind for kind in (L.LightningModule, Metric, nn.Module) if isinstance(module, kind))
+    counts = epoch_logs.counts_of(module) if isinstance(module, Metric) else set()
+    names = vars(module).keys() - base_attributes(base) | counts
+    found = {name: vars(module)[name] for name in sorted(names)}
+    if base is nn.Module and package_of(type(module)) in FRAMEWORKS:
+        return {name: each for name, each in found.items() if type(each) in LAYER_SETTINGS}
+    # Under DDP Lightning leaves the module's own ``forward`` behind as an attribute.
+    own = found.get("forward")
+    if type(own) is MethodType and own.__self__ is module:
+        del found["forward"]
     return found
 
 

@@ -124,27 +124,13 @@ class Writer(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """What makes an object without a name again."""
         kind = type(value)
+        is_named = isinstance(value, type | FunctionType) and value in WRITTEN
         # What is written by its name, or by the arguments of its class.
-        if (
-            kind in SAFE
-            or kind is torch.dtype
-            or (isinstance(value, type | FunctionType) and value in WRITTEN)
-        ):
+        if is_named or kind in SAFE or kind is torch.dtype:
             return NotImplemented
-        if isinstance(value, Tensor):
-            return self._reduce_tensor(value)
-        if isinstance(value, np.generic) or kind is np.ndarray:
-            return self._reduce_array(value)
-        if isinstance(value, Enum):
-            return make_member, (*path_of(kind), value.name)
-        if isinstance(value, type | FunctionType | BuiltinFunctionType):
-            return self._reduce_function(value)
-        if kind is MethodType:
-            return make_method, (value.__self__, value.__name__)
-        if kind is partial:
-            return make_partial, (value.func, value.args, value.keywords)
-        if kind is array:
-            return make_numbers, read_numbers(value)
+        for kinds, reduce_value in self.reducers.items():
+            if isinstance(value, kinds):
+                return reduce_value(self, value)
         return self._reduce_object(value, kind)
 
     def _reduce_object(self, value: Any, kind: type) -> Any:
@@ -160,6 +146,18 @@ class Writer(pickle.Pickler):
     def _reduce_function(self, value: Any) -> Any:
         path = path_of(value)
         return (make_function, path) if find_function(*path) is value else self._give_up(value)
+
+    def _reduce_member(self, value: Enum) -> Any:
+        return make_member, (*path_of(type(value)), value.name)
+
+    def _reduce_method(self, value: MethodType) -> Any:
+        return make_method, (value.__self__, value.__name__)
+
+    def _reduce_partial(self, value: "partial[Any]") -> Any:
+        return make_partial, (value.func, value.args, value.keywords)
+
+    def _reduce_numbers(self, value: "array[Any]") -> Any:
+        return make_numbers, read_numbers(value)
 
     def _reduce_tensor(self, tensor: Tensor) -> Any:
         if self._is_held(tensor):
@@ -179,11 +177,13 @@ class Writer(pickle.Pickler):
         return make_tensor, (pickle.PickleBuffer(flat), *facts, is_learned, kind)
 
     def _reduce_array(self, found: Any) -> Any:
+        is_array = isinstance(found, np.ndarray)
+        if is_array and type(found) is not np.ndarray:
+            return self._give_up(found)
         if found.dtype.hasobject:
             return make_objects, (found.shape, found.ravel().tolist())
         values: Any = np.frombuffer(found.tobytes(), np.uint8)
         dtype = found.dtype.descr if found.dtype.names else found.dtype.str
-        is_array = isinstance(found, np.ndarray)
         return make_array, (pickle.PickleBuffer(values), dtype, found.shape, is_array)
 
     def _give_up(self, value: Any) -> Any:
@@ -193,6 +193,16 @@ class Writer(pickle.Pickler):
         self._is_whole = False
         # Another one differs, where values are compared.
         return make_nothing, (type(value).__name__, id(value))
+
+    reducers: ClassVar[dict[Any, Callable[..., Any]]] = {
+        Tensor: _reduce_tensor,
+        (np.ndarray, np.generic): _reduce_array,
+        Enum: _reduce_member,
+        (type, FunctionType, BuiltinFunctionType): _reduce_function,
+        MethodType: _reduce_method,
+        partial: _reduce_partial,
+        array: _reduce_numbers,
+    }
 
     def _keep(self, buffer: pickle.PickleBuffer) -> None:
         self._buffers.append(bytes(buffer.raw()))
