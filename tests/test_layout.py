@@ -63,6 +63,7 @@ LEVELS = [
     ["ranks"],
     ["command_line", "download", "losses", "metrics"],
     ["data", "run", "node"],
+    ["heap"],
     ["grid", "loggers"],
     ["callbacks", "report", "resumed_loggers"],
     ["loops"],
@@ -231,6 +232,11 @@ ALLOWED_WORDS = {
     "predict.py": {"classes"},
     # A column of a test's predictions, and names for the numbers of its classes.
     "callbacks/predictions.py": {"classes", "image", "images"},
+    # Those of Python.
+    "heap": {"classes"},
+    "arguments.py": {"classes"},
+    # What a user numbers in the order of a set.
+    "ranks/environment.py": {"classes"},
     # The Hugging Face Hub calls a task image-classification.
     "model_card.py": {"classes", "image", "images"},
 }
@@ -259,7 +265,13 @@ def test_samestep_has_no_words_of_images():
 
 PATCHES = [
     LIBRARY / name
-    for name in ("ranks/compat.py", "ranks/epoch_logs.py", "loops.py", "node/agent.py")
+    for name in (
+        "ranks/compat.py",
+        "ranks/epoch_logs.py",
+        "heap/stream.py",
+        "loops.py",
+        "node/agent.py",
+    )
 ]
 PUBLIC_IN_SPITE = {
     "_exit",  # os._exit ends a process without cleaning up: documented

@@ -117,10 +117,10 @@ def test_the_record_has_each_start_and_end(runs: Runs, name: str, first: str, nu
     assert (found.ends[0]["state"], found.ends[-1]["state"]) == (first, record.FINISHED)
 
 
-def test_repeated_steps_are_compared_after_a_kill_only(runs: Runs):
-    assert not record.read(runs["stopped"]).repeats
-    (repeat,) = record.read(runs["killed"]).repeats
-    assert repeat["result"] == "equal"
+def test_repeated_steps_are_compared(runs: Runs):
+    for name in ("stopped", "killed"):
+        (repeat,) = record.read(runs[name]).repeats
+        assert repeat["result"] == "equal"
 
 
 def test_a_finished_run_is_left_alone(runs: Runs):

@@ -34,7 +34,7 @@ from torch.utils.data import (
 )
 
 from library.tests.canaries import Sources, check_sources, needs_locked_lightning
-from library.tests.kit import LeavesData, Net, check_exact, check_same, fit
+from library.tests.kit import LeavesData, LeavesObjects, Net, check_exact, check_same, fit
 from library.tests.programs import PATIENCE_S, until
 from samestep import BatchLoader, loops
 from samestep.ranks import stopping
@@ -235,7 +235,7 @@ def run(kind: type[Noted], is_ours: bool, **options: Any) -> tuple[list[Any], in
     trainer = L.Trainer(
         **{"max_epochs": 2} | copy.deepcopy(options), accelerator="cpu", logger=Memory(seen),
         log_every_n_steps=2,
-        callbacks=[hooks, *more, LeavesData()], enable_checkpointing=False,
+        callbacks=[hooks, *more, LeavesData(), LeavesObjects()], enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     if is_ours:
@@ -358,7 +358,10 @@ def test_an_unknown_lightning_trains_by_its_own_step(
 
 def test_the_loop_keeps_the_name_that_checkpoints_have():
     trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[LeavesData()]
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        callbacks=[LeavesData(), LeavesObjects()],
     )
     before = trainer.fit_loop.state_dict()
     loops.install(trainer)

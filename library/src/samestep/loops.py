@@ -473,6 +473,7 @@ class FitLoop(_FitLoop):
         is_plain = (
             trainer.lightning_module.automatic_optimization
             and trainer.accumulate_grad_batches == 1
+            and not self.training_data.is_read_within_step
             and getattr(trainer.precision_plugin, "scaler", None) is None
         )
         step_s = time.monotonic() - self._last_step

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from library.tests.kit import Killed, LeavesData
+from library.tests.kit import Killed, LeavesData, LeavesObjects
 from samestep import loops
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
@@ -80,7 +80,7 @@ def fit(
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
-        callbacks=[LeavesData(), HparamsOnResume(), checkpoints, *callbacks],
+        callbacks=[LeavesData(), LeavesObjects(), HparamsOnResume(), checkpoints, *callbacks],
         **options,
     )  # fmt: skip
     compat.apply(trainer)

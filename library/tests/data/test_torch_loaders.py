@@ -325,12 +325,13 @@ class Late(Dataset[torch.Tensor]):
         return torch.tensor([float(index)])
 
 
-def test_batches_come_in_the_order_of_the_sampler(tmp_path: Path):
+def test_batches_come_in_the_order_of_the_sampler(tmp_path: Path, capsys):
     """With ``in_order=False`` the first ones would not be those that were trained on."""
     loader = DataLoader(Late(), 4, num_workers=2, in_order=False)
     (part,) = fit(tmp_path, Net, lambda: loader, max_epochs=1)
     assert [ids[0] for _, _, ids in part.seen] == [0, 4, 8, 12]
     assert not loader.in_order
+    assert "Note: the batches come in order, in spite of in_order=False" in capsys.readouterr().out
 
 
 class Consumed(Sampler[int]):

@@ -68,6 +68,10 @@ NOTE_ON_STATES_OF_RANKS = (
     "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
     "continue with them. The loaders start over."
 )
+NOTE_ON_ORDER = (
+    "Note: the batches come in order, in spite of in_order=False: otherwise nothing would know "
+    "which of them an interrupted epoch has left."
+)
 NOTE_ON_OTHER_BATCH = (
     "Note: batch {} of epoch {} is another one than it was before the interruption: {}is in no "
     "checkpoint. Keep it by state_dict of the DataModule or the loader. `samestep verify -- "
@@ -158,6 +162,7 @@ class DataResume(L.Callback):
                 # were trained on before.
                 loader.in_order = True
                 self._unordered.append(loader)
+                print_note(trainer, NOTE_ON_ORDER)
             if hasattr(loader, "load_state_dict") and isinstance(loader, DataLoader):
                 # It asks for its order twice where it continues: both must be that of the epoch.
                 compat.before_each_order(loader, partial(self._seed_draw, trainer))

@@ -128,6 +128,7 @@ class Objects(L.Callback):
         # Nothing is trained, or not yet: another callback may save before the first step.
         if not self._is_training:
             return
+        self._heap.hold([*self._find_held(trainer)])
         checkpoint["objects"] = gather(self._heap.dump())
         new = sorted(self._heap.lost.difference(self.lost))
         self.lost += new

@@ -89,8 +89,7 @@ class Heap:
             held: objects and tensors that a checkpoint holds elsewhere: they get names, and what
                 they hold is not written.
         """
-        self._held = {id(each) for each in held} | {storage_of(each) for each in held}
-        self._held.discard(NO_STORAGE)
+        self.hold(held)
         seen = set[int]()
         todo = deque(roots.items())
         while todo and len(seen) < MAX_OBJECTS:
@@ -104,6 +103,11 @@ class Heap:
                 todo.extend(self._parts_of(name, value))
             except Exception:
                 log.debug("%s cannot be read", name, exc_info=True)
+
+    def hold(self, held: Collection[Any]) -> None:
+        """Leave out what these objects and tensors hold; training may have made others."""
+        self._held = {id(each) for each in held} | {storage_of(each) for each in held}
+        self._held.discard(NO_STORAGE)
 
     def _name(self, name: str, value: Any) -> None:
         try:
