@@ -236,6 +236,43 @@ def test_what_cannot_be_kept_is_named_once(tmp_path: Path, capsys: pytest.Captur
     assert again.startswith("Note: this run continues with the first values of ")
 
 
+class Told(torch.optim.lr_scheduler.LRScheduler):
+    """Leaves a part of what it keeps out of its ``state_dict``."""
+
+    def __init__(self, optimizer):
+        self.second = False
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        self.second |= self.last_epoch == 3
+        return [rate * (0.3 if self.second else 1) for rate in self.base_lrs]
+
+    def state_dict(self):
+        return {"last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state_dict):
+        self.last_epoch = state_dict["last_epoch"]
+
+
+def counting(optimizer: Any) -> Any:
+    calls = [0]
+
+    def factor(step: int) -> float:
+        calls[0] += 1
+        return 1 / calls[0]
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+@pytest.mark.parametrize("schedule", [Told, counting])
+def test_what_a_schedule_leaves_out_continues(tmp_path: Path, schedule: Any):
+    def configure(module: L.LightningModule) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        return [optimizer], [{"scheduler": schedule(optimizer), "interval": "step"}]
+
+    check_exact(tmp_path, lambda: Net(configure), batches, (0, 1), (1, 1))
+
+
 class Shares(Net):
     """Its data set reads what its steps write."""
 

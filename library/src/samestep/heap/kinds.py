@@ -406,7 +406,10 @@ def fields_elsewhere(value: Any) -> Collection[str]:
         return "state", "param_groups"
     if isinstance(value, Metric):
         return epoch_logs.counts_of(value)
-    return vars(value) if isinstance(value, LRScheduler) else ()
+    if isinstance(value, LRScheduler):
+        # Of functions of the user it saves nothing.
+        return value.state_dict().keys() - {"lr_lambdas"}
+    return ()
 
 
 # -- Classes ---------------------------------------------------------------------------------------
