@@ -343,12 +343,14 @@ def base_attributes(kind: type) -> frozenset[str]:
 # -- The table -------------------------------------------------------------------------------------
 
 ATTRIBUTES = Kind(read_attributes, write_attributes, has_fields=True)
+"""Of a class that nobody has registered."""
+FIELDS = Kind(read_attributes, write_attributes, has_fields=True)
 ITEMS = Kind(read_items, write_items, make=lambda kind: base_of_items(kind).__new__(kind))
 KINDS: dict[type | str, Kind] = {
     **dict.fromkeys((list, deque, set, dict), ITEMS),
-    **dict.fromkeys((UserList, UserDict, UserString, ChainMap), ATTRIBUTES),
-    **dict.fromkeys((Dataset, IterableDataset, Sampler, LRScheduler), ATTRIBUTES),
-    SimpleNamespace: ATTRIBUTES._replace(make=SimpleNamespace.__new__),
+    **dict.fromkeys((UserList, UserDict, UserString, ChainMap), FIELDS),
+    **dict.fromkeys((Dataset, IterableDataset, Sampler, LRScheduler), FIELDS),
+    SimpleNamespace: FIELDS._replace(make=SimpleNamespace.__new__),
     Tensor: Kind(lambda tensor: tensor.detach(), write_tensor),
     np.ndarray: Kind(read_array, write_array),
     array: Kind(read_numbers, write_numbers),
