@@ -60,6 +60,7 @@ from torch import Tensor
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.objects import Objects
+from samestep.callbacks.rank_state import RankState
 from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps, seed_hook
 from samestep.data.loaders import without_states
@@ -408,7 +409,7 @@ class FitLoop(_FitLoop):
         self._restarting = False
 
     def on_run_start(self) -> None:
-        """Defer signals from here on, and compare objects when every hook has set its own."""
+        """Defer signals from here on; restore metrics and objects after every hook's own."""
         stopping.defer()
         super().on_run_start()
         if self.restarted_mid_epoch:
@@ -417,6 +418,8 @@ class FitLoop(_FitLoop):
             for bar in callbacks_of(self.trainer, TQDMProgressBar):
                 bar.on_train_epoch_start(self.trainer)
         self.clock = wall_time.current()
+        for ranks in callbacks_of(self.trainer, RankState):
+            ranks.begin(self.trainer, self.trainer.lightning_module)
         self.objects.begin(self.trainer)
 
     def read_and_agree(self, read: Callable[[], Any]) -> Any:

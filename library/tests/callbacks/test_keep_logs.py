@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchmetrics import CatMetric, MeanMetric, MeanSquaredError, MetricCollection, MetricTracker
+from torchmetrics import (
+    CatMetric,
+    MeanMetric,
+    MeanSquaredError,
+    MetricCollection,
+    MetricTracker,
+    MinMetric,
+)  # fmt: skip
 from torchmetrics.classification import BinaryAccuracy, BinaryPrecision, MulticlassAccuracy
 
 from library.tests.kit import Net, batches, check_exact, check_same, fit, flat, rows
@@ -170,3 +177,23 @@ def test_a_tracker_continues_with_all_its_metrics(tmp_path: Path, capsys):
     trackers = parts[-1].module.tracker, parts[-1].module.of_end
     assert [tracker.n_steps for tracker in trackers] == [2, 2]
     assert "Note: " not in capsys.readouterr().out
+
+
+class Best(Net):
+    """Forgets at each start what the sanity check has counted, as a common template does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lowest = MinMetric()
+
+    def on_train_start(self):
+        self.lowest.reset()
+
+    def on_validation_epoch_end(self):
+        self.lowest(1.0 + self.current_epoch)
+        self.log("lowest", self.lowest.compute())
+
+
+def test_a_module_may_reset_its_metrics_when_training_starts(tmp_path: Path):
+    check_exact(tmp_path, Best, batches, (1, 1))
+    assert [row["lowest"] for row in rows(tmp_path / "whole") if row.get("lowest")] == ["1.0"] * 2

@@ -100,6 +100,7 @@ def test_on_another_number_of_ranks_sums_are_counted_once(monkeypatch, is_rank_z
     ]
     ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
     ranks.on_train_start(trainer, module)
+    ranks.begin(trainer, module)
     assert module.mean_so_far("loss") == mean
 
 

@@ -54,6 +54,7 @@ class RankState(L.Callback):
     def __init__(self) -> None:
         self._saved: list[State] = []  # of each rank, from a checkpoint
         self._gradients: dict[str, Tensor] = {}  # of all ranks, if they are sharded
+        self._sums: list[State] = []  # what this rank restores when every hook has run
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -100,7 +101,7 @@ class RankState(L.Callback):
                 checkpoint["callbacks"].update(own.get("callbacks", {}))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore the state of this rank."""
+        """Restore the state of this rank, but for what it has counted."""
         states, self._saved = self._saved, []
         is_same_number = len(states) == trainer.world_size
         if is_same_number:
@@ -110,7 +111,15 @@ class RankState(L.Callback):
         epoch_logs.resume_increments(pl_module, states)
         # On another number of ranks the sums must not be counted twice.
         has_sums = is_same_number or trainer.is_global_zero
-        self._restore_metrics(trainer, pl_module, states if has_sums else [])
+        self._sums = states if has_sums else []
+
+    def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restore what this rank has counted, when every hook of the start is through.
+
+        A module may reset its metrics in ``on_train_start``, to forget the sanity check.
+        """
+        states, self._sums = self._sums, []
+        self._restore_metrics(trainer, pl_module, states)
 
     # A buffer may need a gradient itself, by the user or where a library has set it.
     @torch.no_grad()

@@ -178,6 +178,9 @@ class Heap:
             # nan differs from itself.
             mark = repr(value) if isinstance(value, float | complex) else value
             return Look((type(value), mark), True, False)
+        name = self.name_of(value)
+        if name is not None:
+            return Look(name, True, False)
         if unit not in self._too_large:
             # Classes, lengths and comparisons of objects of others may raise anything.
             try:
