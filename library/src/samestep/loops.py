@@ -436,7 +436,9 @@ class FitLoop(_FitLoop):
         else:
             try:
                 batch = stopping.interruptible(partial(self._wait_for_batch, read))
-                self.resume.take_batch(trainer, batch, self.objects.suspects())
+                note = self.resume.take_batch(trainer, batch, self.objects.suspects())
+                if note and self.receipts is not None:
+                    self.receipts.record_note(note)
             except stopping.Stopped:
                 # The other ranks agree before this step, and wait for this rank's answer.
                 self._agree()

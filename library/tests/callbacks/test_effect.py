@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from library.tests.kit import Net, fit
+from samestep.run import record
 
 SAYS = "is another one than it was before", "is repeated with other samples"
 
@@ -96,3 +97,5 @@ def test_a_batch_that_differs_is_said_and_no_other(
     said = capsys.readouterr().out
     assert any(text in said for text in SAYS) == bool(name), said
     assert name in said
+    notes = [repeat["note"] for repeat in record.read(tmp_path).repeats]
+    assert any(note and note in said for note in notes) == bool(name)

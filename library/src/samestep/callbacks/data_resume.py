@@ -73,9 +73,11 @@ NOTE_ON_ORDER = (
     "which of them an interrupted epoch has left."
 )
 NOTE_ON_OTHER_BATCH = (
-    "Note: batch {} of epoch {} is another one than it was before the interruption: {}is in no "
-    "checkpoint. Keep it by state_dict of the DataModule or the loader. `samestep verify -- "
-    "<command>` finds it"
+    "batch {} of epoch {} is another one than it was before the interruption: {} is in no "
+    "checkpoint"
+)
+REMEDY = (
+    "Keep it by state_dict of the DataModule or the loader. `samestep verify -- <command>` finds it"
 )
 NOTE_ON_SLICES = (
     "Note: the data set draws random numbers for whole batches, so they depend on the number of "
@@ -126,7 +128,7 @@ class DataResume(L.Callback):
         self._expected = 0  # the digest of the batch that comes next; 0 if unknown
         self._fetched: Any = None  # the batch that was read, and is not trained on yet
 
-    def take_batch(self, trainer: L.Trainer, fetched: Any, suspects: Sequence[str]) -> None:
+    def take_batch(self, trainer: L.Trainer, fetched: Any, suspects: Sequence[str]) -> str:
         """Compare the first batch of a run that continues with the one that was next.
 
         Whatever data sets, transforms and loaders keep, in whichever process: if it matters and is
@@ -136,14 +138,18 @@ class DataResume(L.Callback):
             trainer: of the run.
             fetched: a tuple of which the batch is the first; or an iterator, which is not compared.
             suspects: the names of what reading changes.
+
+        Returns:
+            What differs, in a sentence; empty if nothing does.
         """
         expected, self._expected = self._expected, 0
         self._fetched = fetched[0] if isinstance(fetched, tuple) else None
-        if not expected:
-            return
-        if not all(gather(BatchDigest(self._fetched).checksum in (0, expected))):
-            cause = join_names(suspects) or "what the data set, a transform or the loader keeps"
-            print_note(trainer, NOTE_ON_OTHER_BATCH.format(self.batch, self.epoch, f"{cause} "))
+        if not expected or all(gather(BatchDigest(self._fetched).checksum in (0, expected))):
+            return ""
+        cause = join_names(suspects) or "what the data set, a transform or the loader keeps"
+        note = NOTE_ON_OTHER_BATCH.format(self.batch, self.epoch, cause)
+        print_note(trainer, f"Note: {note}. {REMEDY}")
+        return note
 
     def forget_batch(self) -> None:
         """The batch is trained on now."""

@@ -180,7 +180,7 @@ class Receipts(L.Callback):
             has_same_machine = facts.machine == before.machine
             change = facts.find_change(before)
             if repeated and change:
-                self._record(trainer, {"result": receipts.NOT_COMPARED, "note": change})
+                self._record({"result": receipts.NOT_COMPARED, "note": change})
             elif repeated:
                 self._comparison = Comparison(repeated, tolerance_of(trainer, has_same_machine))
                 # For a later process those of another machine would be receipts of this one.
@@ -224,10 +224,14 @@ class Receipts(L.Callback):
         if self._comparison.note:
             print_note(trainer, f"Note: {self._comparison.note}. {VERIFY}")
         if self._comparison.num_batches:
-            self._record(trainer, result)
+            self._record(result)
         self._comparison = None
 
-    def _record(self, trainer: L.Trainer, result: dict[str, Any]) -> None:
+    def record_note(self, note: str) -> None:
+        """Keep what differs when a run continues, for ``run.json`` and the report."""
+        self._record({"result": receipts.DIFFERENT, "note": note})
+
+    def _record(self, result: dict[str, Any]) -> None:
         """Add what was found to ``run.json``."""
         time = datetime.now().astimezone().isoformat(timespec="seconds")
         repeats = [*record.read(self.run_dir).repeats, {"time": time, **result}]
