@@ -11,11 +11,14 @@ What lies behind a value that training changes gets no name: a restart would not
 """
 
 import logging
+import pickle
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +36,7 @@ from samestep.heap.kinds import (
 )
 from samestep.heap.stream import (
     CONTAINERS,
+    MAX_ITEMS,
     NO_STORAGE,
     Reader,
     TooLargeError,
@@ -174,18 +178,15 @@ class Heap:
                 log.debug("%s cannot be read", name, exc_info=True)
 
     def _look_at(self, unit: Unit, value: Any) -> Look:
-        if type(value) in ATOMS:
-            # nan differs from itself.
-            mark = repr(value) if isinstance(value, float | complex) else value
-            return Look((type(value), mark), True, False)
         name = self.name_of(value)
         if name is not None:
             return Look(name, True, False)
         if unit not in self._too_large:
             # Classes, lengths and comparisons of objects of others may raise anything.
             try:
-                if is_large(value):
-                    return Look((value.data_ptr(), value._version, value.shape), True, False)
+                mark = quick_mark(value)
+                if mark is not None:
+                    return Look(mark, True, False)
                 frame = self._writer().write(value)
                 return Look(frame.checksum(), frame.is_whole, frame.is_lost)
             except TooLargeError:
@@ -305,9 +306,28 @@ def text_of(unit: Unit) -> str:
     return name if field is None else f"{name}.{field.rpartition('.')[2]}"
 
 
-def is_large(value: Any) -> bool:
-    """Whether its bytes are not read: a tensor that is changed in place gets another version."""
-    return isinstance(value, Tensor) and value.numel() > MANY and not value.is_inference()
+def quick_mark(value: Any) -> Any:
+    """What differs for another value, where nothing is in it that has a name; None: not known."""
+    if type(value) in ATOMS:
+        # nan differs from itself.
+        return type(value), repr(value) if isinstance(value, float | complex) else value
+    if isinstance(value, Tensor) and value.numel() > MANY and not value.is_inference():
+        # Its bytes are not read: a change in place gives a tensor another version.
+        return value.data_ptr(), value._version, value.shape
+    # The items of a list, as of the files of a data set.
+    if type(value) is tuple and value and type(value[0]) is list and len(value[0]) > MAX_NAMED:
+        return zlib.crc32(pickle.dumps(value, 5)) if are_constant(value[0]) else None
+    return None
+
+
+def are_constant(items: list[Any]) -> bool:
+    """Whether there are only numbers and texts in a long list, or tuples of them."""
+    if len(items) > MAX_ITEMS:
+        raise TooLargeError
+    kinds = set(map(type, items))
+    if tuple in kinds:
+        kinds |= set(map(type, chain.from_iterable(i for i in items if type(i) is tuple)))
+    return kinds - {tuple} <= ATOMS
 
 
 def is_constant(key: Any) -> bool:

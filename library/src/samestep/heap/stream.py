@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from samestep.errors import RunError
 from samestep.heap.kinds import (
     ATOMS,
     FRAMEWORKS,
@@ -212,8 +213,16 @@ class Lost:
     """In the place of what cannot be given back."""
 
 
-class NotOursError(pickle.UnpicklingError):
+class NotOursError(RunError):
     """The bytes ask for something that ``Writer`` does not write."""
+
+    is_final = True
+
+    def __init__(self, why: object) -> None:
+        super().__init__(
+            f"the objects in the checkpoint are not what a run of samestep has written: {why}. "
+            "Continue with a checkpoint that you know"
+        )
 
 
 class Reader(pickle._Unpickler):
@@ -251,8 +260,11 @@ class Reader(pickle._Unpickler):
         self.is_whole = True
         try:
             return self.load()
-        except (KeyError, IndexError, AttributeError, TypeError, ValueError, EOFError) as error:
-            raise NotOursError(f"cannot be read: {error!r}") from error
+        except NotOursError:
+            raise
+        # Whatever forged bytes lead to.
+        except Exception as error:
+            raise NotOursError(repr(error)) from error
 
     def persistent_load(self, name: Any) -> Any:
         """The object with this name."""
