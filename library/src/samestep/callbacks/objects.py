@@ -162,8 +162,19 @@ class Objects(L.Callback):
             return set()
         is_same_number = len(self._saved) == trainer.world_size
         own = self._saved[trainer.global_rank if is_same_number else 0]
-        device = trainer.lightning_module.device
-        return self._heap.load(own, device, lambda name: name.startswith(TRAINING) == of_training)
+        module = trainer.lightning_module
+        # ``RankState`` gives these a mean over the ranks that have saved them; one rank saves none.
+        averaged = set[int]()
+        if len(self._saved) not in (1, trainer.world_size):
+            averaged = {id(part) for part in module.modules()}
+
+        def is_wanted(name: str, field: str | None) -> bool:
+            has_mean = (field or "").startswith("_buffers.") and id(
+                self._heap.find(name)
+            ) in averaged
+            return name.startswith(TRAINING) == of_training and not has_mean
+
+        return self._heap.load(own, module.device, is_wanted)
 
     def _name_objects(self, trainer: L.Trainer) -> None:
         self._heap.name_objects(dict(find_roots(trainer)), [*self._find_held(trainer)])
@@ -173,8 +184,7 @@ class Objects(L.Callback):
         module = trainer.lightning_module
         yield from module.parameters()
         for name, buffer in module.named_buffers():
-            # ``RankState`` saves the buffers of several ranks.
-            if trainer.world_size > 1 or name not in self._unsaved_buffers:
+            if name not in self._unsaved_buffers:
                 yield buffer
         yield from (part for part in module.modules() if isinstance(part, Metric))
         yield from trainer.optimizers

@@ -81,6 +81,7 @@ class Heap:
         # Python gives the id of a dead object to another one, so each is asked whether it lives.
         self._objects: dict[str, Refer] = {}
         self._held: set[int] = set()
+        self._names_held: set[str] = set()
         self._too_large: set[Unit] = set()
 
     # -- Names
@@ -121,6 +122,9 @@ class Heap:
             refer = partial(lambda kept: kept, value)
         self._names[id(value)] = name
         self._objects[name] = refer
+        # Also when training has put another one in its place: this one is never given back.
+        if self._is_held(value):
+            self._names_held.add(name)
 
     def name_of(self, value: Any) -> str | None:
         """The name of an object; None if it is new."""
@@ -172,7 +176,7 @@ class Heap:
                 if kind is not None and kind.has_fields:
                     fields = self._fields_of(value, kind)
                     yield from (((name, field), part) for field, part in fields.items())
-                elif kind is not None and not self._is_held(value):
+                elif kind is not None and name not in self._names_held:
                     yield (name, None), kind.read(value)
             except Exception:
                 log.debug("%s cannot be read", name, exc_info=True)
@@ -244,14 +248,14 @@ class Heap:
         self,
         packed: Mapping[str, Any],
         device: torch.device,
-        is_wanted: Callable[[str], bool] = lambda name: True,
+        is_wanted: Callable[[str, str | None], bool] = lambda name, field: True,
     ) -> set[str]:
         """Give the objects of this program what they held.
 
         Args:
             packed: what ``dump`` has returned.
             device: for new tensors that were on one.
-            is_wanted: whether an object, of which it gets the name, is changed now.
+            is_wanted: whether a field of an object is given back now; gets both names.
 
         Returns:
             The names of what this program cannot make or does not have.
@@ -268,7 +272,7 @@ class Heap:
         failed = set()
         for (name, field, value), is_whole in frames:
             self.changed.add((name, field))
-            if is_wanted(name) and not (is_whole and self._write(name, field, value)):
+            if is_wanted(name, field) and not (is_whole and self._write(name, field, value)):
                 failed.add(text_of((name, field)))
         return failed
 
