@@ -115,7 +115,7 @@ def place_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:
 
 
 def savers_of_config(callbacks: Iterable[L.Callback]) -> list[Any]:
-    """The callbacks of LightningCLI that save its configuration, also of classes of the user."""
+    """The callbacks of LightningCLI that save its configuration, also the user's subclasses."""
     # Importing it takes most of a second, and who has one has imported it.
     cli = sys.modules.get("lightning.pytorch.cli")
     return of_kind(callbacks, getattr(cli, "SaveConfigCallback", ()))  # type: ignore[arg-type]
