@@ -352,6 +352,7 @@ class FitLoop(_FitLoop):
         (self.objects,) = callbacks_of(trainer, Objects)
         self.receipts = find_callback(trainer, Receipts)
         self._last_step = -math.inf  # when it began
+        self._rehearsal: tuple[stopping.Stopped, list[L.Callback]] | None = None
 
     @property
     def _data_fetcher(self) -> Any:
@@ -485,21 +486,27 @@ class FitLoop(_FitLoop):
         is_short = max(process_group.gather(step_s)) < MAX_REHEARSED_S
         if not is_plain or not is_short or stopped.name == "SIGINT":
             raise stopped
+        # Nothing is written: callbacks of the user see the step when it is taken.
+        callbacks = compat.callbacks_of(trainer, L.Callback)
+        self._rehearsal = stopped, callbacks
+        self.epoch_loop.call_only([callback for callback in callbacks if is_ours(callback)])
         for optimizer in trainer.optimizers:
             rehearsed: Any = optimizer
-            rehearsed.step = partial(self._end_rehearsal, stopped, optimizer.step)
+            rehearsed.step = partial(self._step_and_stop, optimizer.step)
 
-    def _end_rehearsal(
-        self, stopped: stopping.Stopped, step: Callable[..., Any], closure: Callable[[], Any]
-    ) -> None:
+    def _step_and_stop(self, step: Callable[..., Any], closure: Callable[[], Any]) -> None:
         # The whole step, because the optimizer decides how often it asks for the loss.
-        try:
-            step(closure)
-            if self.receipts is not None:
-                self.receipts.on_train_end(self.trainer, self.trainer.lightning_module)
-        finally:
-            # An error says nothing that the next start would not say.
-            raise stopped
+        step(closure)
+        if self.receipts is not None:
+            self.receipts.on_train_end(self.trainer, self.trainer.lightning_module)
+        self.end_rehearsal()
+
+    def end_rehearsal(self) -> None:
+        """End the process if its last step is computed, or has failed, which changes nothing."""
+        if self._rehearsal is not None:
+            stopped, callbacks = self._rehearsal
+            self.epoch_loop.call_only(callbacks)
+            raise stopped from None
 
     def _agree(self) -> None:
         if self.checkpoints is None:
@@ -592,6 +599,14 @@ class EpochLoop(_TrainingEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
+        try:
+            self._advance(data_fetcher)
+        except Exception:
+            loop: Any = self.trainer.fit_loop
+            loop.end_rehearsal()
+            raise
+
+    def _advance(self, data_fetcher: Any) -> None:
         # A callback may be added, or the accumulation changed, within an epoch.
         is_ordinary = (
             self._is_ordinary
@@ -640,6 +655,12 @@ class EpochLoop(_TrainingEpochLoop):
             if name == "transfer_batch_to_device" or not is_empty:
                 transfers.append((name, getattr(owner, name)))
         return transfers
+
+    def call_only(self, callbacks: list[L.Callback]) -> None:
+        """Let these callbacks be all that there are."""
+        trainer: Any = self.trainer
+        trainer.callbacks = callbacks
+        self._hooks = {name: self._find_hooks(name) for name in HOOKS}
 
     def _call(self, name: str, *args: Any) -> Any:
         """Call the hooks of this name; returns what the module's does."""
@@ -795,6 +816,11 @@ class EpochLoop(_TrainingEpochLoop):
             )
         result = self.automatic_optimization.output_result_cls.from_training_step_output(output)
         return result.closure_loss, {} if result.loss is None else result.asdict()
+
+
+def is_ours(callback: L.Callback) -> bool:
+    """Whether a callback belongs to every run."""
+    return type(callback).__module__.startswith("samestep.")
 
 
 def find_callback(trainer: L.Trainer, kind: type[Kind]) -> Kind | None:

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 
 from library.tests.kit import Net, batches, check_exact, fit
 
 COMPUTED: list[tuple[int, int]] = []
+STARTED: list[tuple[int, int]] = []
 ENDED: list[tuple[int, int]] = []
 """Steps of all processes of a run, which no checkpoint holds."""
 
@@ -24,14 +26,23 @@ class Counts(Net):
 @pytest.fixture(autouse=True)
 def forget():
     COMPUTED.clear()
+    STARTED.clear()
     ENDED.clear()
 
 
 STEPS = [(epoch, batch) for epoch in range(2) for batch in range(4)]
 
 
+class Watches(L.Callback):
+    """Of the user: what it writes is written once for each step."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        STARTED.append((trainer.current_epoch, batch_idx))
+
+
 def test_the_next_step_is_computed_and_not_taken(tmp_path: Path, capsys):
-    check_exact(tmp_path, Counts, batches, (0, 1))
+    check_exact(tmp_path, Counts, batches, (0, 1), callbacks=lambda: [Watches()])
+    assert STARTED == STEPS + STEPS
     whole, parts = COMPUTED[:8], COMPUTED[8:]
     assert whole == STEPS
     assert parts == [*STEPS[:3], *STEPS[2:]]

@@ -31,8 +31,10 @@ ENDS = {  # what a process does, and what is printed
     """stopping.defer()
 for _ in range(2): os.kill(os.getpid(), signal.SIGTERM)
 print(stopping.agreed(save=True)[0], flush=True)
-stopping.interruptible(lambda: print('never', flush=True))
-""": "15\nends 143\n",
+stopping.interruptible(lambda: print('at once', flush=True))
+stopping.READ_S = 0.01
+stopping.interruptible(lambda: time.sleep(60))
+""": "15\nat once\nends 143\n",
     """stopping.defer(); os.kill(os.getpid(), signal.SIGHUP)
 print([*map(int, stopping.agreed(save=True))], flush=True)
 stopping.check()
