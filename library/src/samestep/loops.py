@@ -39,7 +39,9 @@ from typing import Any, TypeVar
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.loops import fit_loop
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import (
     _DataFetcher,
@@ -352,6 +354,7 @@ class FitLoop(_FitLoop):
         (self.objects,) = callbacks_of(trainer, Objects)
         self.receipts = find_callback(trainer, Receipts)
         self._last_step = -math.inf  # when it began
+        self._first_length: Any = None
         self._rehearsal: tuple[stopping.Stopped, list[L.Callback]] | None = None
 
     @property
@@ -370,10 +373,20 @@ class FitLoop(_FitLoop):
         self._fetcher = fetcher
 
     def setup_data(self) -> None:
-        """Take the training loaders, which are made of what the program held before."""
-        if self._combined_loader is None:
-            self.objects.prepare(self.trainer)
-        super().setup_data()
+        """Take the training loaders."""
+        lightning: Any = fit_loop
+        lightning.sized_len = self._length_of
+        try:
+            super().setup_data()
+        finally:
+            lightning.sized_len = sized_len
+
+    def _length_of(self, loaders: Any) -> int | None:
+        """The batches of an epoch, which Lightning counts once, when training begins.
+
+        A run that continues has them as they were then: training may have changed the data since.
+        """
+        return sized_len(loaders) if self._first_length is None else self._first_length
 
     def _load_combined_loader_states(self) -> None:
         """Let the data begin where they were; Lightning makes their iterator next.
@@ -389,7 +402,13 @@ class FitLoop(_FitLoop):
         states, epoch_is_over = self.resume.take_loader_states()
         self.training_data.load_states(states, epoch_is_over=epoch_is_over)
         self.resume.begin(trainer)
+        loaders = self._combined_loader.flattened
+        lengths = [*map(sized_len, loaders)]
         self.objects.place_data(trainer)
+        if len(loaders) == 1 and [*map(sized_len, loaders)] != lengths:
+            self._first_length = min(
+                [lengths[0] or math.inf, *(self._combined_loader.limits or [])]
+            )
 
     def num_trained_batches(self) -> int:
         """Batches of this epoch that the steps before the next one have read."""

@@ -340,25 +340,22 @@ def from_attributes(module: Net) -> Any:
 
 
 class Grows(Net):
-    """Its loader is made of an attribute that training has changed."""
-
-    threshold = 0
+    """Its loader is made of the first value, and has got another batch size since."""
 
     def __init__(self):
         super().__init__()
-        self.size = 4
+        self.size = 2
 
     def train_dataloader(self):
         return from_attributes(self)
 
     def on_train_epoch_start(self):
         if self.current_epoch == 1:
-            self.trainer.train_dataloader.batch_sampler.batches.batch_size = 2
-            self.size = 2
+            self.trainer.train_dataloader.batch_sampler.batch_size = self.size = 4
 
 
-def test_a_loader_is_made_of_attributes_that_are_restored(tmp_path: Path, capsys):
-    fit(tmp_path, Grows, lambda: None, [(1, 1)])
+def test_a_loader_is_made_of_first_values_and_changed_as_it_was(tmp_path: Path, capsys):
+    check_exact(tmp_path, Grows, lambda: None, (0, 1), (1, 1))
     assert "Note: " not in capsys.readouterr().out
 
 

@@ -29,9 +29,9 @@ class Objects(L.Callback):
     value than before the first step, is part of the checkpoint, for each rank its own. See
     ``samestep.heap``. On another number of ranks all ranks get the values of rank zero.
 
-    It is given back to the objects of the program before the loaders are made, so that they are
-    made of it; to the data before they are read; and after every ``on_train_start``, in which a
-    module may give its attributes their first values.
+    It is given back when the loaders are made, of the first values as they were before, and are
+    not read yet; and again after every ``on_train_start``, in which a module may give its
+    attributes their first values.
 
     What reading a batch changes, such as a counter of a data set, is not kept: when a checkpoint
     is saved, it is ahead by the batch that comes next. If it matters, that batch is another one
@@ -59,17 +59,12 @@ class Objects(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Name the objects before training makes others."""
-        self.prepare(trainer)
-
-    def prepare(self, trainer: L.Trainer) -> None:
-        """Give back what module, callbacks and DataModule held, before the loaders are made."""
         self._name_objects(trainer)
-        self._load(trainer, of_training=False)
 
     def place_data(self, trainer: L.Trainer) -> None:
-        """Give back what the data held, before they are read."""
+        """Give back what all objects held, before the data are read."""
         self._name_objects(trainer)
-        self._load(trainer, of_training=True)
+        self._load(trainer)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the values before Lightning validates some batches."""
@@ -88,7 +83,8 @@ class Objects(L.Callback):
         self._name_objects(trainer)
         self._heap.begin()
         self._is_training = True
-        failed = self._load(trainer, of_training=False)
+        # A pass over the training data has begun.
+        failed = self._load(trainer, without=TRAINING)
         name_in_note(
             trainer,
             "the checkpoint holds values of ",
@@ -156,8 +152,8 @@ class Objects(L.Callback):
         """Restore what is lost."""
         self.lost = list(state_dict["names"])
 
-    def _load(self, trainer: L.Trainer, *, of_training: bool) -> set[str]:
-        """Give back to the training data, or to all others; the names of what cannot have it."""
+    def _load(self, trainer: L.Trainer, without: str = "\0") -> set[str]:
+        """Give back what was held, but to objects of a name; the names of what cannot have it."""
         if not self._saved:
             return set()
         is_same_number = len(self._saved) == trainer.world_size
@@ -172,7 +168,7 @@ class Objects(L.Callback):
             has_mean = (field or "").startswith("_buffers.") and id(
                 self._heap.find(name)
             ) in averaged
-            return name.startswith(TRAINING) == of_training and not has_mean
+            return not name.startswith(without) and not has_mean
 
         return self._heap.load(own, module.device, is_wanted)
 
