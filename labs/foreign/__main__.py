@@ -22,7 +22,7 @@ from pathlib import Path
 
 from labs import pages
 from labs.command import is_chosen, make_parser
-from labs.foreign.matrix import COLUMNS, GOOD, ON_RANKS, Matrix
+from labs.foreign.matrix import COLUMNS, GOOD, NOTICED, ON_RANKS, Matrix
 from labs.foreign.styles import OF_LIBRARIES, STYLES, libraries
 from labs.foreign.styles.base import Style
 from samestep.ranks import process
@@ -59,7 +59,7 @@ def render(styles: Sequence[Style], words_of: Mapping[str, Sequence[str]]) -> st
 
 def says(style: Style, words: Sequence[str]) -> str:
     """The notes of a run that is not identical everywhere."""
-    if ANNOUNCED not in words:
+    if ANNOUNCED not in words and NOTICED not in words:
         return ""
     return "; ".join(note.meaning for note in style.told)
 
@@ -86,7 +86,7 @@ def where_it_differs(words: Sequence[str]) -> str:
     is_on_ranks = word_of[ON_RANKS] != IDENTICAL
     if REJECTED in words:
         return "*rejected*" if set(words) == {REJECTED} else "*rejected* on two ranks"
-    if ANNOUNCED in (word_of[STOPPED], word_of[KILLED]):
+    if {ANNOUNCED, NOTICED}.intersection((word_of[STOPPED], word_of[KILLED])):
         return "both" if is_on_ranks else "when resumed"
     return "on two ranks" if is_on_ranks else NOWHERE
 

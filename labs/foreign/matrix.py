@@ -38,7 +38,8 @@ from tests.conftest import ROOT, environment, final_metrics
 
 ON_RANKS, RANKS_STOPPED = "2 ranks", f"2 ranks, {STOPPED}"
 COLUMNS = (UNDISTURBED, STOPPED, KILLED, ON_RANKS, RANKS_STOPPED)
-GOOD = (IDENTICAL, ANNOUNCED, REJECTED)
+NOTICED = "noticed"  # by its effect, when the run continues
+GOOD = (IDENTICAL, ANNOUNCED, NOTICED, REJECTED)
 BASE = [
     "trainer.accelerator=cpu", "trainer.max_epochs=3", "trainer.log_every_n_steps=1",
     "callbacks.checkpoints.monitor=val_loss", "callbacks.checkpoints.mode=min", "report=false",
@@ -134,6 +135,8 @@ def judge(style: Style, column: str, cell: Cell) -> Cell:
     if cell.word == ANNOUNCED and cell.note not in style.told:
         assert cell.difference is not None
         return Cell(DIFFERS, f"{cell.difference.text}; unexpectedly excused: {cell.why}")
+    if cell.word == DIFFERS and cell.note in style.told:
+        return cell._replace(word=NOTICED)
     is_on_ranks = column == ON_RANKS and style.is_per_rank
     if is_on_ranks and cell.difference is not None and cell.difference.kind in OF_WEIGHTS:
         return Cell(IDENTICAL)

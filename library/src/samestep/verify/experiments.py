@@ -112,6 +112,11 @@ class Run(NamedTuple):
         return "\n".join(attempt.before for attempt in self.attempts)
 
     @property
+    def said_in_all(self) -> str:
+        """All that its programs have printed."""
+        return "\n".join(attempt.before + attempt.after for attempt in self.attempts)
+
+    @property
     def run_dirs(self) -> list[Path]:
         """Its run directories: one, unless it is not a run."""
         return sorted({Path(fit["fit"]) for fit in self.ranks[0].fits})
@@ -402,10 +407,11 @@ class Experiments:
             return Cell(IDENTICAL)
         explained = known_notes.find(run.said, column, found.kind)
         # A note about the data must not hide that a batch was cut wrongly.
-        if explained is None or found.is_inexcusable:
-            return Cell(DIFFERS, found.text, found)
-        note, line = explained
-        return Cell(ANNOUNCED, note.meaning, found, note, line)
+        if explained is not None and not found.is_inexcusable:
+            note, line = explained
+            return Cell(ANNOUNCED, note.meaning, found, note, line)
+        seen = known_notes.find(run.said_in_all, column, found.kind, known_notes.EFFECTS)
+        return Cell(DIFFERS, found.text, found, *(seen or ()))
 
 
 def choose_place(name: str, rank: Rank) -> Place | None:

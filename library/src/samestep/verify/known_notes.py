@@ -5,6 +5,7 @@ same. It must excuse as little as is true: the columns and the kinds of the firs
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 INTERRUPTED = "interrupted"  # a run that was stopped or killed, against the undisturbed one
@@ -75,7 +76,7 @@ OTHER_BATCH = KnownNote(
     (INTERRUPTED,), ("samples",), "what the data keep is in no checkpoint",
 )  # fmt: skip
 OTHER_STEP = KnownNote(
-    "is repeated on the same samples with",
+    "is repeated (on the same samples )?with",
     (INTERRUPTED,), (), "state outside the checkpoint is lost",
 )  # fmt: skip
 LOST_PARTS = KnownNote(
@@ -116,8 +117,6 @@ KNOWN_NOTES = (
     BATCH_NORM,
     STATE,
     LOST_ATTRIBUTES,
-    OTHER_BATCH,
-    OTHER_STEP,
     LOST_PARTS,
     RANDOM_AFTER_INTERRUPTION,
     LOST_BUFFER,
@@ -126,16 +125,22 @@ KNOWN_NOTES = (
     OTHER_SUBSETS,
 )
 
+EFFECTS = OTHER_BATCH, OTHER_STEP
+"""What a run says after it has continued, which excuses nothing."""
 
-def find(said: str, column: str, kind: str) -> tuple[KnownNote, str] | None:
+
+def find(
+    said: str, column: str, kind: str, notes: Sequence[KnownNote] = KNOWN_NOTES
+) -> tuple[KnownNote, str] | None:
     """The note that explains this kind of difference in this column, and the line that has it.
 
     Args:
         said: what the programs of a run have printed, each before its first step.
         column: ``INTERRUPTED`` or ``RANKS``.
         kind: of ``compare.Difference``.
+        notes: among which to look.
     """
-    for note in KNOWN_NOTES:
+    for note in notes:
         # Both must fit: a note about the data of ranks excuses no other weights.
         explains = column in note.columns and (not note.kinds or kind in note.kinds)
         if not explains:
