@@ -24,6 +24,8 @@ MIXES = (known_notes.RANDOM_TRANSFORMS,)
 """Its collate_fn draws for a batch."""
 MOVES = (known_notes.RANDOM_TRANSFERS, known_notes.RANDOM_STEPS)
 """It draws where the batch is moved."""
+GROWS = (known_notes.LOST_PARTS,)
+"""A MetricTracker gets a metric for each validation; not measured since these are made again."""
 
 
 def of(name: str, model: type | str, data: type | str, told: tuple[KnownNote, ...] = ()) -> Style:
@@ -65,7 +67,7 @@ STYLES = [
     of("torch-ema: an attribute", "TorchEma", Exact),
     of("ema-pytorch: a submodule", "EmaPytorch", Exact),
     of("Kornia: augmentation after the transfer", "Augmented", "Pictures", MOVES),
-    of("torchmetrics: RunningMean, MetricTracker", "Running", Exact),
+    of("torchmetrics: RunningMean, MetricTracker", "Running", Exact, GROWS),
     of("lightning-hydra-template: its DataModule", "Template", "Divided", LOADER),
 ]  # fmt: skip
 
