@@ -405,10 +405,10 @@ class FitLoop(_FitLoop):
         loaders = self._combined_loader.flattened
         lengths = [*map(sized_len, loaders)]
         self.objects.place_data(trainer)
+        self._first_length = None
         if len(loaders) == 1 and [*map(sized_len, loaders)] != lengths:
-            self._first_length = min(
-                [lengths[0] or math.inf, *(self._combined_loader.limits or [])]
-            )
+            (limit,) = self._combined_loader.limits or [math.inf]
+            self._first_length = min(lengths[0] or math.inf, limit)
 
     def num_trained_batches(self) -> int:
         """Batches of this epoch that the steps before the next one have read."""
@@ -456,7 +456,7 @@ class FitLoop(_FitLoop):
         else:
             try:
                 batch = stopping.interruptible(partial(self._wait_for_batch, read))
-                note = self.resume.take_batch(trainer, batch, self.objects.suspects())
+                note = self.resume.take_batch(trainer, batch, self.objects.suspects)
                 if note and self.receipts is not None:
                     self.receipts.record_note(note)
             except stopping.Stopped:

@@ -1,6 +1,6 @@
 """The training data continue where a run was interrupted, whatever loader gives them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, repeat
 from typing import Any
@@ -128,7 +128,9 @@ class DataResume(L.Callback):
         self._expected = 0  # the digest of the batch that comes next; 0 if unknown
         self._fetched: Any = None  # the batch that was read, and is not trained on yet
 
-    def take_batch(self, trainer: L.Trainer, fetched: Any, suspects: Sequence[str]) -> str:
+    def take_batch(
+        self, trainer: L.Trainer, fetched: Any, suspects: Callable[[], list[str]]
+    ) -> str:
         """Compare the first batch of a run that continues with the one that was next.
 
         Whatever data sets, transforms and loaders keep, in whichever process: if it matters and is
@@ -137,7 +139,7 @@ class DataResume(L.Callback):
         Args:
             trainer: of the run.
             fetched: a tuple of which the batch is the first; or an iterator, which is not compared.
-            suspects: the names of what reading changes.
+            suspects: gives the names of what reading changes, if the batch is another one.
 
         Returns:
             What differs, in a sentence; empty if nothing does.
@@ -146,7 +148,7 @@ class DataResume(L.Callback):
         self._fetched = fetched[0] if isinstance(fetched, tuple) else None
         if not expected or all(gather(BatchDigest(self._fetched).checksum in (0, expected))):
             return ""
-        cause = join_names(suspects) or "what the data set, a transform or the loader keeps"
+        cause = join_names(suspects()) or "what the data set, a transform or the loader keeps"
         note = NOTE_ON_OTHER_BATCH.format(self.batch, self.epoch, cause)
         print_note(trainer, f"Note: {note}. {REMEDY}")
         return note
@@ -289,17 +291,16 @@ class DataResume(L.Callback):
         epochs = loop.epoch_progress.current
         is_within_epoch = epochs.processed < epochs.ready
         batch = loop.num_trained_batches() if is_within_epoch else 0
+        # Lightning keeps the states of rank zero only.
+        states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+        checksums = [place.checksum(batch) for place in self._places]
         checkpoint["data_resume"] = {
             "epoch": epochs.processed,
             "batch": batch,
             "generators": self._generators,
             "world_size": trainer.world_size,
-            "next": gather(BatchDigest(self._fetched).checksum),
+            "ranks": gather((states, checksums, BatchDigest(self._fetched).checksum)),
         }
-        # Lightning keeps the states of rank zero only.
-        states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
-        checksums = [place.checksum(batch) for place in self._places]
-        checkpoint["data_resume"]["ranks"] = gather((states, checksums))
         # What a DataModule counts while it reads is ahead by the batch of the next step.
         training_data: Any = trainer.fit_loop.training_data  # type: ignore[attr-defined]
         if training_data is None:
@@ -318,19 +319,16 @@ class DataResume(L.Callback):
         self.epoch, self.batch = saved["epoch"], saved["batch"]
         self._saved_generators = saved["generators"]
         self._saved_world_size = saved["world_size"]
-        if self._saved_world_size == trainer.world_size:
-            self._expected = saved["next"][trainer.global_rank]
         loop = checkpoint["loops"]["fit_loop"]
         progress = loop["epoch_progress"]["current"]
         self._saved_epoch_is_over = progress["processed"] == progress["ready"]
         # Lightning finds none then.
-        own = loop["state_dict"].pop("combined_loader", [])
-        # A checkpoint of an older version has the states of one rank.
-        ranks = saved.get("ranks", [(own, [])])
+        loop["state_dict"].pop("combined_loader", None)
+        ranks = saved["ranks"]
         # Slices of a batch have the same checksum, on any number of ranks.
-        states, self._checksums = ranks[trainer.global_rank % len(ranks)]
+        states, self._checksums, expected = ranks[trainer.global_rank % len(ranks)]
         if len(ranks) == trainer.world_size:
-            self._loader_states = states
+            self._loader_states, self._expected = states, expected
         elif states:
             print_note(trainer, NOTE_ON_STATES_OF_RANKS.format(len(ranks), trainer.world_size))
 

@@ -152,7 +152,7 @@ class Objects(L.Callback):
         """Restore what is lost."""
         self.lost = list(state_dict["names"])
 
-    def _load(self, trainer: L.Trainer, without: str = "\0") -> set[str]:
+    def _load(self, trainer: L.Trainer, without: str | tuple[str, ...] = ()) -> set[str]:
         """Give back what was held, but to objects of a name; the names of what cannot have it."""
         if not self._saved:
             return set()
@@ -165,10 +165,10 @@ class Objects(L.Callback):
             averaged = {id(part) for part in module.modules()}
 
         def is_wanted(name: str, field: str | None) -> bool:
-            has_mean = (field or "").startswith("_buffers.") and id(
-                self._heap.find(name)
-            ) in averaged
-            return not name.startswith(without) and not has_mean
+            is_buffer = (field or "").startswith("_buffers.")
+            if is_buffer and id(self._heap.find(name)) in averaged:
+                return False
+            return not name.startswith(without)
 
         return self._heap.load(own, module.device, is_wanted)
 

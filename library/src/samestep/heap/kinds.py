@@ -34,7 +34,7 @@ from samestep.ranks.epoch_sums import EpochSums
 FRAMEWORKS = {"torch", "lightning", "samestep", "torchmetrics"}
 LIBRARIES = FRAMEWORKS | {"omegaconf"} | sys.stdlib_module_names
 ATOMS = {type(None), bool, int, float, complex, str, bytes}
-PLAIN_PARENTS = {*Namespace.__mro__, SimpleNamespace, ABC, Generic, Protocol, tuple}
+PLAIN_PARENTS = {*Namespace.__mro__, ABC, Generic, Protocol, tuple}
 """Parents that add no state of their own to the attributes of an object."""
 LAYER_SETTINGS = {*ATOMS, FunctionType, BuiltinFunctionType}
 """What a program may change in a layer of torch, beside its weights."""
@@ -154,11 +154,6 @@ def write_numbers(numbers: "array[Any]", new: tuple[str, bytes]) -> None:
     numbers[:] = array(*new)
 
 
-def write_database(connection: Any, new: bytes) -> None:
-    """Replace a database in memory."""
-    connection.deserialize(new)
-
-
 def read_frame(frame: Any) -> tuple[Any, Any, Any]:
     """Index, names and columns of a table of pandas."""
     columns = [frame.iloc[:, number].to_numpy() for number in range(frame.shape[1])]
@@ -228,25 +223,6 @@ def write_module(module: nn.Module, new: Mapping[str, Any]) -> None:
         group, _, key = name.rpartition(".")
         # A module would register a net that was hidden from it, and a metric rejects names.
         (vars(module)[group] if group else vars(module))[key] = value
-
-
-def read_new(value: Any) -> Any:
-    """All that is needed to make an object again, which training has made."""
-    if isinstance(value, Metric):
-        return Metric.__getstate__(value)
-    kind = kind_of(value)
-    assert kind is not None
-    # With the attributes that a framework gives to every object of a kind.
-    return read_attributes(value) if kind.has_fields else kind.read(value)
-
-
-def write_new(value: Any, state: Any) -> None:
-    """Give it to an object that holds nothing yet."""
-    kind = kind_of(value)
-    if isinstance(value, Metric):
-        Metric.__setstate__(value, state)
-    elif kind is not None:
-        (write_attributes if kind.has_fields else kind.write)(value, state)
 
 
 def read_callback(callback: L.Callback) -> dict[str, Any]:
@@ -392,7 +368,10 @@ KINDS: dict[type | str, Kind] = {
     FunctionType: Kind(read_function, write_function, has_fields=True),
     MethodType: Kind(lambda method: {"__self__": method.__self__}, write_nothing, True),
     partial: Kind(read_partial, write_nothing, has_fields=True),
-    "sqlite3:Connection": Kind(lambda connection: connection.serialize(), write_database),
+    "sqlite3:Connection": Kind(
+        lambda connection: connection.serialize(),
+        lambda connection, new: connection.deserialize(new),
+    ),
     "pandas:DataFrame": Kind(read_frame, write_frame),
     "pandas:Series": Kind(
         lambda series: (series.to_numpy(), series.index.to_numpy(), series.name),

@@ -27,17 +27,19 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from samestep.errors import RunError
 from samestep.heap.kinds import (
     ATOMS,
     FRAMEWORKS,
+    Kind,
     is_installed,
     kind_of,
     kind_of_class,
-    read_new,
+    read_attributes,
     read_numbers,
-    write_new,
+    write_attributes,
 )
 
 log = logging.getLogger(__name__)
@@ -142,11 +144,11 @@ class Writer(pickle.Pickler):
         found = kind_of(value)
         if found is None or hasattr(kind, "__del__"):
             return self._give_up(value)
-        return make_object, path_of(kind), read_new(value), None, None, fill_object
+        return make_object, path_of(kind), contents_of(value, found), None, None, fill_object
 
     def _reduce_function(self, value: Any) -> Any:
         path = path_of(value)
-        return (make_function, path) if find_function(*path) is value else self._give_up(value)
+        return (make_function, path) if make_function(*path) is value else self._give_up(value)
 
     def _reduce_member(self, value: Enum) -> Any:
         return make_member, (*path_of(type(value)), value.name)
@@ -174,8 +176,8 @@ class Writer(pickle.Pickler):
         copied = tensor.detach().to("cpu", copy=True)
         flat: Any = copied.contiguous().flatten().view(torch.uint8).numpy()
         facts = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.is_cpu
-        kind = type(tensor) is nn.Parameter
-        return make_tensor, (pickle.PickleBuffer(flat), *facts, is_learned, kind)
+        is_parameter = type(tensor) is nn.Parameter
+        return make_tensor, (pickle.PickleBuffer(flat), *facts, is_learned, is_parameter)
 
     def _reduce_array(self, found: Any) -> Any:
         is_array = isinstance(found, np.ndarray)
@@ -337,8 +339,11 @@ def find(module: str, name: str) -> Any:
         return Lost
 
 
-def find_function(module: str, name: str) -> Any:
-    """A function or class of torch or of the user; nothing of Python that could do anything."""
+def make_function(module: str, name: str) -> Any:
+    """A function or class of torch or of the user, which ``Reader`` never calls.
+
+    ``Lost`` for one of Python, which could do anything.
+    """
     found = find(module, name)
     package = module.partition(".")[0]
     is_known = package in FRAMEWORKS or package not in sys.stdlib_module_names
@@ -354,9 +359,21 @@ def make_object(module: str, name: str) -> Any:
     return Lost() if found is None or hasattr(kind, "__del__") else found.make(kind)
 
 
-def fill_object(value: Any, state: Any) -> None:
-    """Give a new object what it held."""
-    write_new(value, state)
+def contents_of(value: Any, kind: Kind) -> Any:
+    """All that is needed to make an object of this kind again."""
+    if isinstance(value, Metric):
+        return Metric.__getstate__(value)
+    # With the attributes that a framework gives to every object of a kind.
+    return read_attributes(value) if kind.has_fields else kind.read(value)
+
+
+def fill_object(value: Any, contents: Any) -> None:
+    """Give it to an object that holds nothing yet."""
+    kind = kind_of(value)
+    if isinstance(value, Metric):
+        Metric.__setstate__(value, contents)
+    elif kind is not None:
+        (write_attributes if kind.has_fields else kind.write)(value, contents)
 
 
 def make_tuple(module: str, name: str, items: Any) -> Any:
@@ -369,11 +386,6 @@ def make_member(module: str, name: str, member: str) -> Any:
     """The member of an enumeration."""
     kind = find(module, name)
     return kind[member] if isinstance(kind, type) and issubclass(kind, Enum) else Lost()
-
-
-def make_function(module: str, name: str) -> Any:
-    """A function or class, which ``Reader`` never calls."""
-    return find_function(module, name)
 
 
 def make_method(owner: Any, name: str) -> Any:
