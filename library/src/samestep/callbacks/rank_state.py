@@ -26,8 +26,8 @@ from samestep.ranks.sharded import class_of, map_tensors, shard_like
 log = logging.getLogger(__name__)
 
 State = dict[str, Any]
-"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logged``, ``metrics``,
-``increments`` and ``callbacks``."""
+"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logged``, ``metrics``
+and ``callbacks``."""
 
 
 class RankState(L.Callback):
@@ -84,8 +84,7 @@ class RankState(L.Callback):
         for name, metric in metrics_of(pl_module).items():
             if id(metric) not in ended and epoch_logs.has_counted(metric):
                 metrics[name] = epoch_logs.metric_state(metric)
-        increments = epoch_logs.collect_increments(pl_module)
-        return {"logged": logs, "metrics": metrics, "increments": increments}
+        return {"logged": logs, "metrics": metrics}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -108,7 +107,6 @@ class RankState(L.Callback):
             states = [states[trainer.global_rank] | {"weight": 1.0}]
         self._restore_buffers(trainer, pl_module, states)
         self._restore_gradients(pl_module, states)
-        epoch_logs.resume_increments(pl_module, states)
         # On another number of ranks the sums must not be counted twice.
         has_sums = is_same_number or trainer.is_global_zero
         self._sums = states if has_sums else []

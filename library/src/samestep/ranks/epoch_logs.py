@@ -393,29 +393,6 @@ def size_of(batch: Any) -> int:
             return 1
 
 
-def collect_increments(module: "L.LightningModule") -> dict[str, int]:
-    """How many metrics each MetricTracker of torchmetrics 1.9 has made, by its name in a module."""
-    from torchmetrics import MetricTracker
-
-    increments: dict[str, int] = {}
-    for name, part in module.named_modules():
-        if isinstance(part, MetricTracker):
-            increments[name] = part.n_steps
-    return increments
-
-
-def resume_increments(module: "L.LightningModule", states: list[dict[str, Any]]) -> None:
-    """Let each MetricTracker have the metrics again that it had in one of these states.
-
-    The program makes one when an epoch begins, and so not where it continues within an epoch.
-    """
-    for name, begun in collect_increments(module).items():
-        saved = [state.get("increments", {}).get(name, 0) for state in states]
-        tracker: Any = module.get_submodule(name)
-        for _ in range(begun, max(saved, default=0)):
-            tracker.increment()
-
-
 def logged_metric_ids(trainer: "L.Trainer") -> set[int]:
     """The ids of torchmetrics objects that Lightning 2.6 resets when the epoch is over."""
     loop: Any = trainer.fit_loop.epoch_loop
