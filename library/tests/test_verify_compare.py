@@ -188,12 +188,7 @@ def test_graphs_that_were_put_together_are_samples_of_their_own():
 NOTES = {
     known_notes.LOADER: data_resume.NOTE_ON_RANKS,
     known_notes.STREAM: data_resume.NOTE_ON_STREAMS,
-    known_notes.OWN_LOADER: data_resume.NOTE_ON_ITERATION,
-    known_notes.STATEFUL_LOADER: data_resume.NOTE_ON_STATES,
-    known_notes.RANDOM_TRANSFORMS: data_resume.NOTE_ON_SLICES,
-    known_notes.LOST_ITERATION: data_resume.NOTE_ON_ITERATION,
-    known_notes.RANDOM_AFTER_INTERRUPTION: data_resume.NOTE_ON_STATES,
-    known_notes.MIXTURE: data_resume.NOTE_ON_MIXTURE,
+    known_notes.RANDOM_TRANSFORMS: data_resume.NOTE_ON_DRAWS,
 }
 
 

@@ -294,8 +294,6 @@ class OwnGenerator(Plain):
         return DataLoader(self.train, batch_size=4, shuffle=True, generator=generator)
 
 
-STATEFUL = (known_notes.STATEFUL_LOADER,)
-OWN = (known_notes.OWN_LOADER,)
 RANDOM = (known_notes.RANDOM_TRANSFORMS,)
 STYLES = [
     Style("DataLoader", Regressor, Plain, told=LOADER),
@@ -307,12 +305,12 @@ STYLES = [
     Style("DQN: a stream over a replay buffer", DQN, None, (
         "callbacks.checkpoints.monitor=loss", "trainer.strategy=ddp_find_unused_parameters_true",
     ), STREAM + LOST),
-    Style("loader with a state of its own", Regressor, StatefulData, told=STATEFUL),
-    Style("stream with a state of its own", Regressor, StreamingData, told=STATEFUL),
+    Style("loader with a state of its own", Regressor, StatefulData, told=STREAM),
+    Style("stream with a state of its own", Regressor, StreamingData, told=STREAM),
     Style("stream that counts its passes", Regressor, SizedStream, told=LOST + STREAM),
     Style("IterableDataset without a length", Regressor, Stream, told=STREAM),
     Style("stream that samples, 2 workers", Sampled, NoisyStream, told=STREAM),
-    Style("loader of one's own", Regressor, FastData, told=OWN + STREAM),
+    Style("loader of one's own", Regressor, FastData, told=STREAM),
     Style("dictionary of BatchLoaders", FromSeveral, Several),
     Style("CombinedLoader min_size of BatchLoaders", FromSeveral, Shortest),
     Style("CombinedLoader max_size of DataLoaders", FromSeveral, SeveralPlain, told=LOADER),

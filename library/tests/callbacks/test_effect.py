@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from library.tests.kit import Net, fit
+from library.tests.kit import Killed, Net, fit
 from samestep.run import record
 
 SAYS = "is another one than it was before", "is repeated with other samples"
@@ -95,7 +96,60 @@ def test_a_batch_that_differs_is_said_and_no_other(
         save_every_s=1e-9,
     )  # fmt: skip
     said = capsys.readouterr().out
-    assert any(text in said for text in SAYS) == bool(name), said
+    assert sum(map(said.count, SAYS)) == bool(name), said
     assert name in said
     notes = [repeat["note"] for repeat in record.read(tmp_path).repeats]
     assert any(note and note in said for note in notes) == bool(name)
+
+
+NUM_READ = [0]
+
+
+class Drifts(Samples):
+    """Is another one whenever it is read; what a module has is in no checkpoint."""
+
+    def __getitem__(self, index: int) -> Any:
+        NUM_READ[0] += 1
+        return super().__getitem__(index) + NUM_READ[0]
+
+
+class TwoParts(L.LightningDataModule):
+    validation = Samples
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Samples(), batch_size=4)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.validation(), batch_size=4)
+
+
+class DriftingParts(TwoParts):
+    validation = Drifts
+
+
+class KilledInValidation(L.Callback):
+    def __init__(self, left: list[int]) -> None:
+        self.left = left
+
+    def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.current_epoch == 1 and self.left:
+            self.left.pop()
+            raise Killed
+
+
+@pytest.mark.parametrize("interval", [2, 4])
+@pytest.mark.parametrize(("make", "num_said"), [(TwoParts, 0), (DriftingParts, 1)])
+def test_a_validation_that_is_repeated_with_other_samples_is_said(
+    tmp_path: Path, make, num_said: int, interval: int, capsys
+):
+    """After the epoch's end, or within the epoch; the first epoch's is saved and not repeated."""
+    left = [1]
+    fit(
+        tmp_path, Net, make, how="SIGKILL", val_check_interval=interval, save_every_s=1e-9,
+        callbacks=lambda: [KilledInValidation(left)],
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    note = f"the validation after {interval} batches of epoch 1 is repeated with other samples"
+    assert said.count("Note: ") == said.count(note) == num_said
+    found = {repeat["note"] for repeat in record.read(tmp_path).repeats}
+    assert len([each for each in found if each.startswith(note)]) == num_said

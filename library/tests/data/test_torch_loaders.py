@@ -254,7 +254,7 @@ def test_a_split_is_advised_where_it_is_possible(name: str):
     trainer: Any = SimpleNamespace(
         world_size=2, train_dataloader=LOADERS[name](), num_training_batches=4
     )
-    notes = "\n".join(DataResume(0)._notes(trainer))
+    notes = "\n".join(DataResume(0)._notes_on_ranks(trainer))
     can_be_split = name == "shuffled"
     assert ("split_batches=True splits each batch" in notes) == can_be_split
     assert ("no batch can be split" in notes) != can_be_split

@@ -43,7 +43,8 @@ def test_allowed_changes_are_accepted_by_name(run_dir):
     changed = {"seed": 7, "model.lr": 0.5}
     allowed = make_spec(run_dir, changed, allow_changes=["seed", "model.lr"])
     assert find_changes(allowed) == {"seed": (0, 7), "model.lr": (0.003, 0.5)}
-    with pytest.raises(ConfigError, match=r'in this run: allow_changes=\["model.lr"\]') as error:
+    words = r'in this run: allow_changes=\["seed", "model.lr"\]'
+    with pytest.raises(ConfigError, match=words) as error:
         find_changes(make_spec(run_dir, changed, allow_changes=["seed"]))
     assert "seed: 0" not in str(error.value)
     # On a command line it is quoted as a shell needs it.

@@ -12,14 +12,9 @@ from samestep.verify.known_notes import KnownNote
 
 from ..base import KEEPS, LOADER, LOST, NO_MEAN, NORMALIZES, STREAM, Exact, Regressor, Style
 from ..batches import FromObjects
-from ..loaders import STATEFUL
 
-SHUFFLED = (*STATEFUL, known_notes.RANDOM_AFTER_INTERRUPTION, known_notes.LOST_BUFFER)
-"""The state of such a stream does not hold its buffer, as its documentation says."""
-
-FORGETS = (*STREAM, known_notes.LOST_ITERATION)
-"""Its shuffling counts the passes."""
-
+FORGETS = (*STREAM, *LOST)
+"""Its buffer is not in its state, as its documentation says, or its shuffling counts the passes."""
 MIXES = (known_notes.RANDOM_TRANSFORMS,)
 """Its collate_fn draws for a batch."""
 MOVES = (known_notes.RANDOM_TRANSFERS, known_notes.RANDOM_STEPS)
@@ -38,14 +33,14 @@ def of(name: str, model: type | str, data: type | str, told: tuple[KnownNote, ..
 
 
 STYLES = [
-    of("litdata: StreamingDataLoader", Regressor, "LitData", STATEFUL),
-    of("litdata: 2 workers", Regressor, "LitDataWorkers", STATEFUL),
-    of("torchdata: StatefulDataLoader", Regressor, "TorchData", STATEFUL),
-    of("torchdata: 2 workers", Regressor, "TorchDataWorkers", STATEFUL),
+    of("litdata: StreamingDataLoader", Regressor, "LitData", STREAM),
+    of("litdata: 2 workers", Regressor, "LitDataWorkers", STREAM),
+    of("torchdata: StatefulDataLoader", Regressor, "TorchData", STREAM),
+    of("torchdata: 2 workers", Regressor, "TorchDataWorkers", STREAM),
     of("datasets: Dataset", FromObjects, "HuggingFace", LOADER),
     of("datasets: IterableDataset, shuffled", FromObjects, "HuggingFaceStream", STREAM),
-    of("datasets: a state, no buffer", FromObjects, "HuggingFaceStateful", STATEFUL),
-    of("datasets: a state, shuffled in a buffer", FromObjects, "HuggingFaceBuffer", SHUFFLED),
+    of("datasets: a state, no buffer", FromObjects, "HuggingFaceStateful", STREAM),
+    of("datasets: a state, shuffled in a buffer", FromObjects, "HuggingFaceBuffer", FORGETS),
     of("webdataset: WebLoader", Regressor, "Web", FORGETS),
     of("torch_geometric: graphs", "Graphs", "Geometric", LOADER),
     of("MONAI: CacheDataset, random transforms, Dice", "Monai", "Monai", LOADER + LOST),

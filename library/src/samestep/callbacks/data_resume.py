@@ -21,8 +21,8 @@ from samestep.data.torch_loaders import (
     ResumableBatches,
     are_split,
     draws_in_collation,
+    has_batches_of_ids,
     is_longer,
-    iterates_as_torch,
     resumable,
     unwrap,
 )
@@ -49,21 +49,6 @@ NOTE_ON_READING = (
     "Note: the run continues within an epoch. It reads {} batches again, which it trained on "
     "before, because the training data give one batch after the other."
 )
-NOTE_ON_ITERATION = (
-    "Note: the training data come from {}, which has a way of its own to iterate. An interrupted "
-    "epoch reads its batches again up to the next one. What it keeps from one epoch to the next is "
-    "lost, unless it has state_dict and load_state_dict."
-)
-NOTE_ON_MIXTURE = (
-    "Note: of several training loaders one has a state of its own (state_dict), and another one "
-    "can only be read from the beginning. If an epoch is interrupted, that one starts over."
-)
-NOTE_ON_STATES = (
-    "Note: the training data come from a loader with a state of its own (state_dict), and continue "
-    "with it on the same number of ranks. Random transforms sample other numbers after an "
-    "interruption, and what its state leaves out is lost, such as a buffer in which samples are "
-    "shuffled. samestep.BatchLoader, of a data set with a length, is exact."
-)
 NOTE_ON_STATES_OF_RANKS = (
     "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
     "continue with them. The loaders start over."
@@ -79,13 +64,10 @@ NOTE_ON_OTHER_BATCH = (
 REMEDY = (
     "Keep it by state_dict of the DataModule or the loader. `samestep verify -- <command>` finds it"
 )
-NOTE_ON_SLICES = (
-    "Note: the data set draws random numbers for whole batches, so they depend on the number of "
-    "ranks. BatchLoader(..., collate_fn=default_collate) draws them for each sample."
-)
-NOTE_ON_COLLATION = (
-    "Note: a collate_fn draws random numbers for whole batches, so they depend on the number of "
-    "ranks. A transform of the data set draws them for each sample."
+NOTE_ON_DRAWS = (
+    "Note: the data set or its collate_fn draws random numbers for whole batches, so they depend "
+    "on the number of ranks. Transforms of single samples do not, and for a BatchLoader "
+    "collate_fn=default_collate makes them so."
 )
 
 
@@ -218,28 +200,19 @@ class DataResume(L.Callback):
         """
         check_accumulation(trainer, pl_module)
         self.epoch = trainer.current_epoch
-        if trainer.is_global_zero:
-            for note in self._notes(trainer):
+        if trainer.is_global_zero and trainer.world_size > 1:
+            for note in self._notes_on_ranks(trainer):
                 print_note(trainer, note)
 
-    def _notes(self, trainer: L.Trainer) -> Iterator[str]:
-        """What the training data cannot give, each in a sentence."""
+    def _notes_on_ranks(self, trainer: L.Trainer) -> Iterator[str]:
+        """What the training data cannot give to several ranks, each in a sentence."""
         others = self._others(trainer)
-        without_state = without_states(others)
-        some_have_state = len(without_state) < len(others)
-        if some_have_state:
-            yield NOTE_ON_STATES
-        if trainer.world_size > 1 and not are_split(without_state):
-            cannot_split = None in self._positions(others)
-            note = NOTE_ON_STREAMS if cannot_split else NOTE_ON_RANKS
+        if not are_split(others):
+            can_split = all(map(has_batches_of_ids, others))
+            note = NOTE_ON_RANKS if can_split else NOTE_ON_STREAMS
             yield note.format(setting("split_batches", True))
-        for loader in without_state:
-            if not iterates_as_torch(loader):
-                yield NOTE_ON_ITERATION.format(type(loader).__name__)
-        if some_have_state and None in self._positions(others):
-            yield NOTE_ON_MIXTURE
-        if trainer.world_size > 1:
-            yield from notes_on_draws(trainer.train_dataloader)
+        if draws_for_batches(trainer.train_dataloader):
+            yield NOTE_ON_DRAWS
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data at the start of a new epoch."""
@@ -392,15 +365,12 @@ class DataResume(L.Callback):
             print_note(trainer, NOTE_ON_READING.format(self.batch - self._num_read))
 
 
-def notes_on_draws(loaders: Any) -> Iterator[str]:
-    """What draws random numbers for a slice, and not for each sample, on several ranks."""
+def draws_for_batches(loaders: Any) -> bool:
+    """Whether random numbers are drawn for a slice, and not for each sample."""
     exact = [*find_batch_loaders(loaders)]
-    if any(loader.draws_by_slice() for loader in exact):
-        yield NOTE_ON_SLICES
     # Without a split each rank has batches of its own, which another note says.
     split = [loader for loader in find_loaders(loaders) if loader in exact or are_split([loader])]
-    if any(map(draws_in_collation, split)):
-        yield NOTE_ON_COLLATION
+    return any(loader.draws_by_slice() for loader in exact) or any(map(draws_in_collation, split))
 
 
 def generators_of(loaders: Any) -> list[torch.Generator]:

@@ -34,6 +34,10 @@ mean over many samples, in which errors of single ones cancel."""
 OTHER_MACHINE = 10  # times as much
 EXACT_RANKS = 2  # a sum of two numbers has no order; more ranks may add theirs in any order
 NOTE_ON_CODE = "Note: this code has changed since the run was interrupted: {}"
+NOTE_ON_VALIDATION = (
+    "the validation after {} batches of epoch {} is repeated with other samples, or other random "
+    "transforms of them: something that the validation data depend on is not in the checkpoint"
+)
 VERIFY = "`samestep verify -- <command>` finds it"
 
 
@@ -72,6 +76,8 @@ class Receipts(L.Callback):
         self._journal: Journal | None = None
         self._comparison: Comparison | None = None
         self._on_device = LossesOnDevice()
+        self._validated: dict[receipts.Place, int] = {}  # the samples of validations, repeated now
+        self._is_explained = False
         self._is_training = False
         self._num_first = FIRST
         self._next_due = 0.0
@@ -141,6 +147,26 @@ class Receipts(L.Callback):
             # On a disk that is far away a write may take as long as a step.
             self._pause_since(start)
 
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """Compare the first batch of a validation that is repeated; not one that is on a GPU."""
+        if batch_idx or dataloader_idx or not self._is_training:
+            return
+        loop: Any = trainer.fit_loop
+        place = trainer.current_epoch, loop.num_trained_batches()
+        if self._journal is None:
+            self._begin(trainer, place)
+        assert self._journal is not None
+        samples = BatchDigest(batch).checksum
+        self._journal.append((place[0], receipts.VALIDATION + place[1], samples, None, None))
+        self._journal.flush()
+        if samples not in (0, self._validated.pop(place, samples)):
+            note = NOTE_ON_VALIDATION.format(place[1], place[0])
+            print_note(trainer, f"Note: {note}. {VERIFY}")
+            self._record({"result": receipts.DIFFERENT, "note": note})
+
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
@@ -179,10 +205,14 @@ class Receipts(L.Callback):
                 print_note(trainer, NOTE_ON_CODE.format(join_names(changed)))
             has_same_machine = facts.machine == before.machine
             change = facts.find_change(before)
+            steps = [receipt for receipt in repeated if not receipt.is_of_validation]
             if repeated and change:
                 self._record({"result": receipts.NOT_COMPARED, "note": change})
             elif repeated:
-                self._comparison = Comparison(repeated, tolerance_of(trainer, has_same_machine))
+                self._validated = {r.place: r.samples for r in repeated if r.is_of_validation}
+                # All that follows a batch that differs does so because of it.
+                if steps and not self._is_explained:
+                    self._comparison = Comparison(steps, tolerance_of(trainer, has_same_machine))
                 # For a later process those of another machine would be receipts of this one.
                 kept = repeated if has_same_machine else []
         self._journal = Journal(path, facts, kept)
@@ -228,7 +258,8 @@ class Receipts(L.Callback):
         self._comparison = None
 
     def record_note(self, note: str) -> None:
-        """Keep what differs when a run continues, for ``run.json`` and the report."""
+        """Keep how the next batch differs, for ``run.json``; steps are not compared then."""
+        self._is_explained = True
         self._record({"result": receipts.DIFFERENT, "note": note})
 
     def _record(self, result: dict[str, Any]) -> None:
@@ -241,8 +272,9 @@ class Receipts(L.Callback):
         if self._journal is not None:
             self._journal.flush()
             self._journal.close()
-        self._is_training = False
+        self._is_training = self._is_explained = False
         self._journal = self._comparison = self._place = None
+        self._validated = {}
         self._on_device = LossesOnDevice()
 
 

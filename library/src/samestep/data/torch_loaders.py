@@ -160,17 +160,12 @@ def is_longer(batches: Any, num_batches: int) -> bool:
         return True
 
 
-def iterates_as_torch(loader: Any) -> bool:
-    """Whether it is a DataLoader whose class has no ``__iter__`` of its own."""
-    return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-
-
 def has_batches_of_ids(loader: Any) -> bool:
     """Whether it asks a map-style data set for batches of indices, as torch's DataLoader does."""
-    if not iterates_as_torch(loader) or isinstance(loader.dataset, IterableDataset):
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return False
     # With batch_size=None the sampler gives whole batches, or single samples that are batches.
-    return loader.batch_sampler is not None
+    return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
 
 
 def resumable(loader: Any, seed: int) -> ResumableBatches | None:

@@ -53,10 +53,12 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
             lines += f"\n  {key}: {show_change(pair)}"
             rejected.append(key)
     if rejected:
+        # With what is allowed already, which the new value of the option would forget.
+        allowed = setting_of_words("allow_changes", [*spec.allow_changes, *rejected])
         raise ConfigError(
             f"{run_dir} holds a run with another configuration:{lines}\n"
             f"Use {spec.another_run} for the new values, or restore the old ones; or accept "
-            f"the new ones in this run: {setting_of_words('allow_changes', rejected)}"
+            f"the new ones in this run: {allowed}"
         )
     return changed
 

@@ -28,6 +28,9 @@ FORMAT = 1
 CONTENT = struct.Struct("<III??dd")
 CHECKSUM = struct.Struct("<I")
 SIZE = CONTENT.size + CHECKSUM.size
+VALIDATION = 2**31
+"""Added to the number of batches trained on before a validation, of which only the samples of the
+first batch are kept."""
 MAX_BYTES = 2**22  # of a file, beside what was trained on since the last but one checkpoint
 
 GROWTH = 2.0  # how much a rounding error grows from one batch to the next
@@ -55,9 +58,14 @@ class Receipt(NamedTuple):
     """The sum of all gradients with which steps were taken, over all ranks; None if unknown."""
 
     @property
+    def is_of_validation(self) -> bool:
+        """Whether it is of a validation, and not of a batch that was trained on."""
+        return self.batch >= VALIDATION
+
+    @property
     def place(self) -> Place:
-        """What identifies the batch in a run."""
-        return self.epoch, self.batch
+        """What identifies the batch in a run, or how many were trained on before a validation."""
+        return self.epoch, self.batch % VALIDATION
 
 
 class Facts(NamedTuple):
@@ -65,7 +73,7 @@ class Facts(NamedTuple):
 
     run: configuration, ranks, precision: with another value the steps of a run may be others.
     machine: processor, threads, torch: with another value numbers are rounded differently.
-    code: checksums of the user's modules. Each process imports its own selection of them.
+    code: checksums of the user's files. Each process imports its own selection of them.
     """
 
     run: Mapping[str, Any]
@@ -80,7 +88,7 @@ class Facts(NamedTuple):
         return ""
 
     def find_changed_code(self, before: "Facts") -> list[str]:
-        """The names of the user's modules that have changed."""
+        """The paths of the user's files that have changed."""
         return sorted(
             n for n, checksum in self.code.items() if before.code.get(n, checksum) != checksum
         )
@@ -366,15 +374,15 @@ def read(path: Path) -> tuple[Facts, list[Receipt]] | None:
 
 
 def code_checksums() -> dict[str, int]:
-    """A checksum of each module of the user that this process has imported, by its name.
+    """A checksum of each file of the user that this process has imported, by its path.
 
-    Modules of the user are in the working directory or beside the script.
+    Files of the user are in the working directory or beside the script.
     """
     script = getattr(sys.modules["__main__"], "__file__", None) or "."
     places = f"{Path.cwd()}/", f"{Path(script).absolute().parent}/"
     installed = sys.prefix, sys.base_prefix
     checksums = {}
-    for name, module in sorted(sys.modules.items()):
+    for module in [*sys.modules.values()]:
         # Not getattr: some libraries import what is asked of their modules.
         file = getattr(module, "__dict__", {}).get("__file__")
         if not isinstance(file, str) or not file.endswith(".py"):
@@ -384,5 +392,5 @@ def code_checksums() -> dict[str, int]:
             continue
         content = read_bytes(Path(file))
         if content is not None:
-            checksums[name] = zlib.crc32(content)
+            checksums[os.path.relpath(file)] = zlib.crc32(content)
     return checksums

@@ -33,14 +33,6 @@ STREAM = KnownNote(
     "give one batch after the other, and no batch can be split",
     (RANKS,), ("samples", "length"), "each rank sees all of a stream",
 )  # fmt: skip
-OWN_LOADER = KnownNote(
-    "which has a way of its own to iterate",
-    (RANKS,), ("samples", "length"), "ranks see what their loader yields",
-)  # fmt: skip
-STATEFUL_LOADER = KnownNote(
-    "from a loader with a state of its own",
-    (RANKS,), ("samples", "length"), "ranks see what their loader yields",
-)  # fmt: skip
 RANDOM_TRANSFORMS = KnownNote(
     "draws random numbers for whole batches",
     (RANKS,), ("samples",), "each rank has its own random numbers",
@@ -83,33 +75,15 @@ LOST_PARTS = KnownNote(
     "that cannot be restored in this program",
     (INTERRUPTED,), (), "parts that a restart does not have are lost",
 )  # fmt: skip
-RANDOM_AFTER_INTERRUPTION = KnownNote(
-    "Random transforms sample other numbers after an interruption",
-    (INTERRUPTED,), ("samples",), "random transforms sample other numbers",
-)  # fmt: skip
-LOST_BUFFER = KnownNote(
-    "what its state leaves out is lost",
-    (INTERRUPTED,), ("samples", "length"), "a loader's state leaves something out",
-)  # fmt: skip
-LOST_ITERATION = KnownNote(
-    "What it keeps from one epoch to the next is lost",
-    (INTERRUPTED,), ("samples",), "what a loader keeps from epoch to epoch is lost",
-)  # fmt: skip
 OTHER_SUBSETS = KnownNote(
     "the training data are other samples than before the interruption",
     (INTERRUPTED,), ("samples",), "the script chooses its samples again in each start",
-)  # fmt: skip
-MIXTURE = KnownNote(
-    "If an epoch is interrupted, that one starts over",
-    (INTERRUPTED,), ("samples", "length"), "one of several loaders starts over",
 )  # fmt: skip
 
 # The data first: with other samples all else differs too.
 KNOWN_NOTES = (
     LOADER,
     STREAM,
-    OWN_LOADER,
-    STATEFUL_LOADER,
     RANDOM_TRANSFORMS,
     RANDOM_TRANSFERS,
     LOSS,
@@ -118,10 +92,6 @@ KNOWN_NOTES = (
     STATE,
     LOST_ATTRIBUTES,
     LOST_PARTS,
-    RANDOM_AFTER_INTERRUPTION,
-    LOST_BUFFER,
-    LOST_ITERATION,
-    MIXTURE,
     OTHER_SUBSETS,
 )
 
