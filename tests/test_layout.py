@@ -63,9 +63,11 @@ LEVELS = [
     ["ranks"],
     ["command_line", "download", "losses", "metrics"],
     ["data", "run", "node"],
-    ["heap"],
+    ["heap", "plugin"],
     ["grid", "loggers"],
-    ["callbacks", "report", "resumed_loggers"],
+    ["callbacks", "resumed_loggers"],
+    ["plugins"],
+    ["report"],
     ["loops"],
     ["arguments", "fit_checks"],
     ["verify"],
@@ -122,6 +124,8 @@ CORE = {
     "fit_checks",
     "lightning_patch",
     "option_names",
+    "plugin",
+    "plugins",
     "resumed_loggers",
     "trainer",
     "verify",
@@ -167,6 +171,25 @@ def test_imports_within_samestep_go_one_way():
             if level_of[rest[0]] >= level_of[own]:
                 wrong.append(f"{place(path, node)} imports {name}")
     check_none(wrong)
+
+
+NEVER = {"cli", "grid", "hydra", "launch", "plugins", "report", "sweep", "verify"}
+"""What the Trainer imports neither at once nor within a function."""
+
+
+def test_the_trainer_imports_no_plugin_and_no_satellite():
+    seen, todo = set[str](), ["samestep.trainer"]
+    while todo:
+        name = todo.pop()
+        # A name in a module, or a module of a package.
+        path = LIBRARY.parent / f"{name.replace('.', '/')}.py"
+        if name in seen or not path.exists():
+            continue
+        seen.add(name)
+        for imported, _ in imports(path):
+            todo += [imported, imported.rpartition(".")[0]]
+    assert len(seen) > 50
+    assert [name for name in sorted(seen) if name.split(".")[1] in NEVER] == []
 
 
 def test_a_net_is_plain_torch():

@@ -186,9 +186,9 @@ def logging() -> dict[str, float]:
 def receipts() -> dict[str, float]:
     """The part of an MNIST-format epoch that is spent in receipts, in percent."""
     from labs.bench.epochs import train_ours
-    from samestep.callbacks.receipts import Receipts
+    from samestep.plugins.receipts import Receipts
 
-    hooks = "begin_batch", "on_before_backward", "on_save_checkpoint"
+    hooks = "on_batch_read", "on_save_checkpoint"
     with timed(Receipts, *hooks) as seconds, timed(Receipts, "_begin") as once:
         starts = train_ours("mnist").starts
     return {"value": 100 * (sum(seconds) - sum(once)) / (starts[-1] - starts[0])}

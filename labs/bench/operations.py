@@ -48,7 +48,7 @@ CALLERS = {
     "samestep/loops.py:_read": "copy of the loss for callbacks",
     "automatic.py:from_training_step_output": "copy of the loss for callbacks",
     "samestep/callbacks/loss_guard.py": "LossGuard",
-    "samestep/callbacks/receipts.py": "Receipts",
+    "samestep/plugins/receipts.py": "Receipts",
     "samestep/callbacks/run_stats.py": "RunStats",
     "samestep/callbacks": "other callbacks",
     "samestep/metrics.py": "EpochMean",
@@ -143,7 +143,7 @@ def as_on_gpu() -> Iterator[None]:
         mock.patch.object(devices, "is_on_gpu", return_value=True),
         mock.patch.object(devices, "start_copy", copy_at_once),
         # On a GPU a step is faster than these.
-        mock.patch("samestep.callbacks.receipts.EVERY_S", 1e9),
+        mock.patch("samestep.plugins.receipts.EVERY_S", 1e9),
     ):
         yield
 

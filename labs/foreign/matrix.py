@@ -19,7 +19,8 @@ import yaml
 from labs.foreign.styles.base import Style
 from labs.project import copy_project
 from library.tests.programs import PATIENCE_S
-from samestep.run import receipts, record
+from samestep.plugins import receipt_files as receipts
+from samestep.run import record
 from samestep.verify.experiments import (
     ANNOUNCED,
     DIFFERS,

@@ -25,9 +25,9 @@ from labs import pages
 from labs.command import is_chosen, make_parser
 from labs.project import copy_project
 from labs.receipts.causes import CAUSES, Cause
+from samestep.plugins.receipt_files import DIFFERENT, EQUAL
 from samestep.ranks import process
 from samestep.run import record
-from samestep.run.receipts import DIFFERENT, EQUAL
 from tests import fork_server
 from tests.conftest import ROOT, environment
 

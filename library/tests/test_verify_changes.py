@@ -8,6 +8,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from samestep.callbacks.checkpoints import Checkpoints
+from samestep.plugin import Given
 from samestep.ranks import environment
 from samestep.run.artifacts import Artifacts
 from samestep.run_spec import RunSpec
@@ -23,11 +24,12 @@ PLAN = Plan(records="/scratch/records", run_root="/scratch/runs", num_steps=40, 
 
 def apply(
     monkeypatch: pytest.MonkeyPatch, plan: Plan = PLAN, run_dir: str = "/volume/mine", **given
-) -> changes.Given:
+) -> Given:
     monkeypatch.setenv(environment.VERIFY, plan.to_json())
     options = given.pop("options", {})
     facts = {"run": None, "accelerator": "auto", "callbacks": None, "logger": True, "allow": ["x"]}
-    return changes.apply(changes.Given(Path(run_dir), **facts | given, options=options))
+    facts |= {"devices": 4, "num_nodes": 2}
+    return changes.change(Given(Path(run_dir), **facts | given, options=options))
 
 
 def test_a_run_is_short_and_keeps_what_is_shorter(monkeypatch: pytest.MonkeyPatch):
@@ -73,7 +75,7 @@ def test_several_ranks_are_compared_exactly(monkeypatch: pytest.MonkeyPatch):
     plan = replace(PLAN, devices=3, precision="64-true", adds_in_order=True)
     found = apply(monkeypatch, plan, options={"precision": "bf16-mixed", "deterministic": None})
     assert (found.options["precision"], found.options["deterministic"]) == ("64-true", True)
-    assert (found.accelerator, changes.topology()) == ("cpu", (3, 1))
+    assert (found.accelerator, found.devices, found.num_nodes) == ("cpu", 3, 1)
 
 
 def settings_with(gpus: int | None) -> Settings:

@@ -18,6 +18,7 @@ from samestep.loading import load_run as load_run
 from samestep.losses import gather_batch as gather_batch
 from samestep.losses import mean as mean
 from samestep.metrics import EpochMean as EpochMean
+from samestep.plugin import Plugin as Plugin
 from samestep.ranks.process_group import gather as gather
 from samestep.ranks.secrets import redact as redact
 from samestep.script import run_script as run_script

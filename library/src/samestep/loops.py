@@ -63,10 +63,10 @@ from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState
-from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps, seed_hook
 from samestep.data.loaders import without_states
 from samestep.errors import RunError
+from samestep.plugin import Plugin
 from samestep.ranks import compat, epoch_logs, process_group, stopping
 from samestep.ranks.compat import before_hooks, callbacks_of
 from samestep.ranks.process_group import on_rank_zero
@@ -352,7 +352,7 @@ class FitLoop(_FitLoop):
         self.seeds = find_callback(trainer, SeedSteps)
         (self.resume,) = callbacks_of(trainer, DataResume)
         (self.objects,) = callbacks_of(trainer, Objects)
-        self.receipts = find_callback(trainer, Receipts)
+        self.plugins = callbacks_of(trainer, Plugin)
         self._last_step = -math.inf  # when it began
         self._first_length: Any = None
         self._rehearsal: tuple[stopping.Stopped, list[L.Callback]] | None = None
@@ -456,9 +456,7 @@ class FitLoop(_FitLoop):
         else:
             try:
                 batch = stopping.interruptible(partial(self._wait_for_batch, read))
-                note = self.resume.take_batch(trainer, batch, self.objects.suspects)
-                if note and self.receipts is not None:
-                    self.receipts.record_note(note)
+                self.resume.take_batch(trainer, batch, self.objects.suspects)
             except stopping.Stopped:
                 # The other ranks agree before this step, and wait for this rank's answer.
                 self._agree()
@@ -473,10 +471,15 @@ class FitLoop(_FitLoop):
         if self.seeds is not None:
             # Before the batch is moved: hooks of the transfer may draw random numbers.
             self.seeds.seed_step(trainer, progress.ready)
-        if self.receipts is not None:
-            # What is compared is the batch as it was read: later it may be on a device.
-            self.receipts.begin_batch(trainer, progress.ready, batch)
+        if self.plugins:
+            self._show_to_plugins(batch)
         return batch
+
+    def _show_to_plugins(self, fetched: Any) -> None:
+        # An iterator is read by the step.
+        batch = fetched[0] if isinstance(fetched, tuple) else None
+        for plugin in self.plugins:
+            plugin.on_batch_read(self.trainer, self.epoch_loop.batch_progress.current.ready, batch)
 
     def _wait_for_batch(self, read: Callable[[], Any]) -> Any:
         next_cause = self.clock.wait_for_batch()
@@ -516,8 +519,8 @@ class FitLoop(_FitLoop):
     def _step_and_stop(self, step: Callable[..., Any], closure: Callable[[], Any]) -> None:
         # The whole step, because the optimizer decides how often it asks for the loss.
         step(closure)
-        if self.receipts is not None:
-            self.receipts.on_train_end(self.trainer, self.trainer.lightning_module)
+        for plugin in self.plugins:
+            plugin.on_step_rehearsed(self.trainer)
         self.end_rehearsal()
 
     def end_rehearsal(self) -> None:

@@ -27,17 +27,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from samestep import arguments, fit_checks, loops, option_names, resumed_loggers
+from samestep import arguments, fit_checks, loops, option_names, plugin, resumed_loggers
 from samestep.callbacks.checkpoints import Checkpoints, keep_scores, progress_of
 from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights, sum_of_bits
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
 from samestep.callbacks.loss_check import LossCheck
-from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState, find_deciders
-from samestep.callbacks.receipts import Receipts
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_stats import RunStats
 from samestep.callbacks.slice_weighting import SliceWeighting
@@ -45,7 +43,9 @@ from samestep.callbacks.slow_ranks import SlowRanks
 from samestep.callbacks.stand_ins import StandIns
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
+from samestep.heap.hyperparameters import describe
 from samestep.node import agent, device_option
+from samestep.plugin import Given
 from samestep.ranks import (
     compat,
     environment,
@@ -66,7 +66,6 @@ from samestep.run import checkpoint, lifecycle, record, wall_time, weights
 from samestep.run.checkpoint import AtomicCheckpointIO, read_without_tensors
 from samestep.run.copies import KeepsCopy
 from samestep.run.history import History
-from samestep.run.hyperparameters import describe
 from samestep.run.layout import LAST, shorten
 from samestep.run.logs import log_to_files, silence_expected_warnings
 from samestep.run.metrics import read_final_metrics
@@ -155,13 +154,12 @@ class Trainer(L.Trainer):
         **options: Any,
     ) -> None:
         run_dir = run_dirs.fix(run_dir)
-        if environment.verify_plan() is not None:
-            # Imported here: no other run needs it.
-            from samestep.verify import changes
-
-            given = changes.Given(run_dir, run, accelerator, callbacks, logger, allow, options)
-            run_dir, run, accelerator, callbacks, logger, allow, options = changes.apply(given)
-            devices, num_nodes = changes.topology()
+        given = plugin.change(
+            Given(
+                run_dir, run, accelerator, devices, num_nodes, callbacks, logger, allow, options
+            )
+        )  # fmt: skip
+        run_dir, run, accelerator, devices, num_nodes, callbacks, logger, allow, options = given
         own = arguments.as_list(callbacks)
         added = run or front_end_of_script(run_dir, own)
         option_names.use(added.option_names, added.option_words)
@@ -678,11 +676,7 @@ def callbacks_of_run(
         callbacks.append(SlowRanks(run_dir, waits_in_forward=waits_in_forward))
     callbacks += [HparamsOnResume(), RunStats(), SameSubsets(), SameWeights()]
     callbacks.append(MonitorCheck(monitors))
-    # Rank zero alone writes files of the run.
-    if environment.rank() == 0 and not spec.saves_nothing:
-        (guard, *_) = compat.of_kind(chosen, LossGuard)
-        callbacks.append(Receipts(spec.run_dir, guard, has_auto_shares=spec.shares == "auto"))
-    return [*callbacks, *chosen, Objects()]
+    return [*callbacks, *plugin.callbacks_of(spec), *chosen, Objects()]
 
 
 def hyperparameters_of(part: Any) -> Mapping[Any, Any]:

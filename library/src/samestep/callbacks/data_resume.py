@@ -109,11 +109,13 @@ class DataResume(L.Callback):
         self._saved_world_size = 0
         self._expected = 0  # the digest of the batch that comes next; 0 if unknown
         self._fetched: Any = None  # the batch that was read, and is not trained on yet
+        self.note = ""
+        """In what the first batch differs, after an interruption; empty if in nothing."""
 
     def take_batch(
         self, trainer: L.Trainer, fetched: Any, suspects: Callable[[], list[str]]
-    ) -> str:
-        """Compare the first batch of a run that continues with the one that was next.
+    ) -> None:
+        """Compare the first batch of a run that continues with the one that was next; see ``note``.
 
         Whatever data sets, transforms and loaders keep, in whichever process: if it matters and is
         in no checkpoint, this batch is another one.
@@ -122,18 +124,14 @@ class DataResume(L.Callback):
             trainer: of the run.
             fetched: a tuple of which the batch is the first; or an iterator, which is not compared.
             suspects: gives the names of what reading changes, if the batch is another one.
-
-        Returns:
-            What differs, in a sentence; empty if nothing does.
         """
         expected, self._expected = self._expected, 0
         self._fetched = fetched[0] if isinstance(fetched, tuple) else None
         if not expected or all(gather(BatchDigest(self._fetched).checksum in (0, expected))):
-            return ""
+            return
         cause = join_names(suspects()) or "what the data set, a transform or the loader keeps"
-        note = NOTE_ON_OTHER_BATCH.format(self.batch, self.epoch, cause)
-        print_note(trainer, f"Note: {note}. {REMEDY}")
-        return note
+        self.note = NOTE_ON_OTHER_BATCH.format(self.batch, self.epoch, cause)
+        print_note(trainer, f"Note: {self.note}. {REMEDY}")
 
     def forget_batch(self) -> None:
         """The batch is trained on now."""
@@ -190,7 +188,7 @@ class DataResume(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin with the first epoch of this process."""
-        self._is_first_epoch = True
+        self._is_first_epoch, self.note = True, ""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say once what the training data cannot give.

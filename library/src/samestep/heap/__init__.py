@@ -4,5 +4,5 @@ Promise: what can be reached from a few roots, and training changes, is given ba
 objects in the next process, and no code that a file names is run.
 
 Read in this order: ``kinds`` (what an object holds, by its class), ``stream`` (the bytes), ``heap``
-(names, and what has changed).
+(names, and what has changed), ``hyperparameters`` (what config.yaml holds of an object).
 """

@@ -19,6 +19,7 @@ from samestep.errors import ConfigError
 from samestep.option_names import setting
 from samestep.ranks import process_table
 
+PLUGIN = "SAMESTEP_PLUGIN"  # a module that is one more plug-in, see ``samestep.plugin``
 VERIFY = "SAMESTEP_VERIFY"  # the plan of one program that `samestep verify` has started, as JSON
 RUN_DIRS = "SAMESTEP_RUN_DIRS"  # what a Trainer that starts ranks hands on to them, as JSON
 ON_CLUSTER = "SAMESTEP_ON_CLUSTER"  # set by the entry point of a cluster's node

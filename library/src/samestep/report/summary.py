@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from samestep.plugins.receipt_files import DIFFERENT, NOT_COMPARED, ROUNDED
 from samestep.ranks import environment
 from samestep.report.files import Run, read_run, show
 from samestep.run import manifest, metrics, record
 from samestep.run.layout import shorten
-from samestep.run.receipts import DIFFERENT, NOT_COMPARED, ROUNDED
 from samestep.run_spec import select
 
 REPORT = "report.html"

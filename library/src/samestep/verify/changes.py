@@ -2,14 +2,15 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
 
 from samestep.arguments import as_list
+from samestep.plugin import Given
 from samestep.run.copies import KeepsCopy
 from samestep.run_spec import no_report
 from samestep.verify import plan as plans
@@ -17,25 +18,8 @@ from samestep.verify.plan import NUM_EPOCHS
 from samestep.verify.recorder import Recorder
 
 
-class Given(NamedTuple):
-    """The arguments of ``samestep.Trainer`` that a plan changes."""
-
-    run_dir: Path
-    run: Any
-    accelerator: str
-    callbacks: Any
-    logger: Any
-    allow: Sequence[str]
-    options: dict[str, Any]
-
-
-def topology() -> tuple[int, int]:
-    """Processes on this node, and nodes."""
-    return plans.read().devices, 1
-
-
-def apply(given: Given) -> Given:
-    """The arguments with which an experiment runs."""
+def change(given: Given) -> Given:
+    """The arguments with which an experiment runs; this module is a plug-in of its program."""
     plan = plans.read()
     callbacks = []
     for callback in as_list(given.callbacks):
@@ -58,7 +42,8 @@ def apply(given: Given) -> Given:
     if plan.precision is not None:
         options["precision"] = plan.precision
     # The table shows what is announced, also where the user knows it.
-    return Given(run_dir, run, plan.accelerator, [*callbacks, Recorder(plan)], None, (), options)
+    where = plan.accelerator, plan.devices, 1
+    return Given(run_dir, run, *where, [*callbacks, Recorder(plan)], None, (), options)
 
 
 def move_paths(callbacks: list[L.Callback], old: Path, new: Path) -> None:

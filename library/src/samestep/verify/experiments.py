@@ -277,6 +277,7 @@ class Experiments:
         settings = self.settings
         workplace = settings.make_workplace(slug(name))
         variables = environment.variables() | dict(settings.variables)
+        variables |= {environment.PLUGIN: "samestep.verify.changes"}
         variables |= {environment.VERIFY: plan.to_json(), "RUN_ID": f"verify-{slug(name)}"}
         # A script may call it itself, and nothing of an experiment may be uploaded.
         variables["WANDB_MODE"] = "disabled"

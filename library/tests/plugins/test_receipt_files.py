@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from samestep.run import receipts
-from samestep.run.receipts import Comparison, Facts, Journal, Receipt
+from samestep.plugins import receipt_files as receipts
+from samestep.plugins.receipt_files import Comparison, Facts, Journal, Receipt
 
 FACTS = Facts({"precision": "32-true"}, {"threads": 1}, {"train": 7})
 RECEIPTS = [

@@ -16,10 +16,14 @@ from samestep.callbacks.batch_digest import BatchDigest
 from samestep.callbacks.checkpoints import progress_of
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.notes import join_names, print_note
-from samestep.ranks import devices
-from samestep.run import receipts, record
+from samestep.plugin import Plugin
+from samestep.plugins import receipt_files as receipts
+from samestep.plugins.receipt_files import Comparison, Facts, Journal, Receipt
+from samestep.ranks import devices, environment
+from samestep.ranks.compat import callbacks_of
+from samestep.run import record
 from samestep.run.files import read_bytes
-from samestep.run.receipts import Comparison, Facts, Journal, Receipt
+from samestep.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +52,14 @@ class Pending(NamedTuple):
     step: int
 
 
-class Receipts(L.Callback):
+def callback(spec: RunSpec) -> L.Callback | None:
+    """``Receipts`` on rank zero, which alone writes files of the run."""
+    if environment.rank() != 0 or spec.saves_nothing:
+        return None
+    return Receipts(spec.run_dir, has_auto_shares=spec.shares == "auto")
+
+
+class Receipts(Plugin):
     """Leaves a receipt of each batch, and compares those that a continued run repeats.
 
     After SIGKILL a run repeats the batches since its last checkpoint. If a loss or gradient is not
@@ -58,26 +69,22 @@ class Receipts(L.Callback):
     computes is compared all the same. Losses are compared only within
     rounding (see ``Comparison``) if the machine has, or if it does not give the same bits twice.
 
-    ``samestep.loops`` calls ``begin_batch``. Only rank zero has this callback; its losses are those
+    Only rank zero has this callback; its losses are those
     of its slices, its samples those that it has read, and its gradients those of all ranks. No step
     waits for a GPU: its losses are compared some steps later.
 
     Args:
         run_dir: the directory of the run.
-        guard: knows the gradients.
         has_auto_shares: whether ranks are measured, after which they may get other slices.
     """
 
-    def __init__(self, run_dir: Path, guard: LossGuard, *, has_auto_shares: bool = False) -> None:
+    def __init__(self, run_dir: Path, *, has_auto_shares: bool = False) -> None:
         self.run_dir = run_dir
-        self.guard = guard
-        guard.has_receipts = True
         self.has_auto_shares = has_auto_shares
         self._journal: Journal | None = None
         self._comparison: Comparison | None = None
         self._on_device = LossesOnDevice()
         self._validated: dict[receipts.Place, int] = {}  # the samples of validations, repeated now
-        self._is_explained = False
         self._is_training = False
         self._num_first = FIRST
         self._next_due = 0.0
@@ -89,17 +96,13 @@ class Receipts(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin a new file with the next batch."""
         self._close()
+        # It knows the losses and gradients.
+        self._guard, *_ = callbacks_of(trainer, LossGuard)
+        self._guard.has_receipts = True
         self._is_training = True
 
-    def begin_batch(self, trainer: L.Trainer, batch_idx: int, fetched: Any) -> None:
-        """Note which batch comes next, before it is moved to a device; the one before is over.
-
-        Args:
-            trainer: of the run.
-            batch_idx: the number of the batch in its epoch, from 0.
-            fetched: a tuple of which the batch is the first; or an iterator, of which
-                ``training_step`` takes as many batches as it likes.
-        """
+    def on_batch_read(self, trainer: L.Trainer, batch_idx: int, batch: Any) -> None:
+        """Note which batch comes next; the one before is over."""
         # Lightning's tuner trains before training begins, without any callback.
         if not self._is_training:
             return
@@ -114,8 +117,7 @@ class Receipts(L.Callback):
         self._is_due = self._num_first > 0 or time.perf_counter() >= self._next_due
         if self._is_due or self._comparison is not None:
             start = time.perf_counter()
-            if isinstance(fetched, tuple):
-                self._samples = BatchDigest(fetched[0]).checksum
+            self._samples = BatchDigest(batch).checksum
             self._pause_since(start)
 
     def _end_batch(self, trainer: L.Trainer) -> None:
@@ -123,8 +125,8 @@ class Receipts(L.Callback):
         place = self._place
         if place is None or self._journal is None:
             return
-        loss = self.guard.take_loss()
-        gradient = self.guard.take_sum_of_gradients()
+        loss = self._guard.take_loss()
+        gradient = self._guard.take_sum_of_gradients()
         if isinstance(loss, Tensor) and not devices.is_on_gpu(loss):
             # Other devices have no way to ask for it later.
             loss = None
@@ -176,6 +178,10 @@ class Receipts(L.Callback):
             self._journal.checkpoint_saved()
         self._num_first = FIRST
 
+    def on_step_rehearsed(self, trainer: L.Trainer) -> None:
+        """Compare it, and write its receipt."""
+        self.on_train_end(trainer, trainer.lightning_module)
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Compare what is still on the device, and close the file."""
         self._end_batch(trainer)
@@ -196,6 +202,9 @@ class Receipts(L.Callback):
         facts = facts_of(trainer, self.run_dir)
         found = receipts.read(path)
         kept: list[Receipt] = []
+        noted = trainer.fit_loop.resume.note  # type: ignore[attr-defined]
+        if noted:
+            self._record({"result": receipts.DIFFERENT, "note": noted})
         # Without a checkpoint the run starts over, and may do so with other weights.
         if found is not None and trainer.ckpt_path is not None:
             before, known = found
@@ -211,7 +220,7 @@ class Receipts(L.Callback):
             elif repeated:
                 self._validated = {r.place: r.samples for r in repeated if r.is_of_validation}
                 # All that follows a batch that differs does so because of it.
-                if steps and not self._is_explained:
+                if steps and not noted:
                     self._comparison = Comparison(steps, tolerance_of(trainer, has_same_machine))
                 # For a later process those of another machine would be receipts of this one.
                 kept = repeated if has_same_machine else []
@@ -257,11 +266,6 @@ class Receipts(L.Callback):
             self._record(result)
         self._comparison = None
 
-    def record_note(self, note: str) -> None:
-        """Keep how the next batch differs, for ``run.json``; steps are not compared then."""
-        self._is_explained = True
-        self._record({"result": receipts.DIFFERENT, "note": note})
-
     def _record(self, result: dict[str, Any]) -> None:
         """Add what was found to ``run.json``."""
         time = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -272,7 +276,7 @@ class Receipts(L.Callback):
         if self._journal is not None:
             self._journal.flush()
             self._journal.close()
-        self._is_training = self._is_explained = False
+        self._is_training = False
         self._journal = self._comparison = self._place = None
         self._validated = {}
         self._on_device = LossesOnDevice()

@@ -20,10 +20,11 @@ from library.tests import kit
 from library.tests.kit import Net, Normalized, batches, fit, on_ranks
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.loss_guard import LossGuard
-from samestep.callbacks.receipts import COPY_EVERY, LossesOnDevice, Pending, Receipts, tolerance_of
+from samestep.plugins import receipt_files as receipts
+from samestep.plugins.receipt_files import Receipt
+from samestep.plugins.receipts import COPY_EVERY, LossesOnDevice, Pending, Receipts, tolerance_of
 from samestep.ranks.compat import callbacks_of
-from samestep.run import receipts, record
-from samestep.run.receipts import Receipt
+from samestep.run import record
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KILLED = (1, 2)
@@ -314,7 +315,7 @@ def test_receipts_are_in_no_checkpoint_and_no_config(tmp_path: Path):
     assert [r.place for r in found if r not in known] == [(0, 4), (1, 4)]
     assert [r.place for r in known] == [(epoch, batch) for epoch in (0, 1) for batch in range(4)]
     assert all(r.samples and r.loss is not None and r.gradient is not None for r in known)
-    assert part.trainer.fit_loop.receipts is not None
+    assert callbacks_of(part.trainer, Receipts)
 
 
 class Event:
@@ -348,7 +349,7 @@ def test_losses_on_a_gpu_are_copied_together_and_nothing_waits_for_them(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     arrived: list[Pending] = []
     clock = SimpleNamespace(perf_counter=lambda: 0.0)
-    monkeypatch.setattr("samestep.callbacks.receipts.time", clock)
+    monkeypatch.setattr("samestep.plugins.receipts.time", clock)
     device = LossesOnDevice()
     for step in range(1, 2 * COPY_EVERY + 11):
         pending = Pending(Receipt(0, step, 1, None, None), step)
@@ -371,7 +372,7 @@ def test_losses_on_a_gpu_are_copied_together_and_nothing_waits_for_them(
 def test_slices_of_measured_ranks_are_compared_within_an_epoch(tmp_path: Path):
     known = [Receipt(epoch, batch, 1, 0.5, None) for epoch in (1, 2) for batch in (0, 1)]
     for has_auto_shares, expected in ((True, known[1:2]), (False, known[1:])):
-        callback = Receipts(tmp_path, LossGuard(0), has_auto_shares=has_auto_shares)
+        callback = Receipts(tmp_path, has_auto_shares=has_auto_shares)
         assert callback._choose_repeated(known, (1, 1)) == expected
 
 

@@ -27,8 +27,8 @@ from torch import nn
 from library.tests.kit import Net, batches, fit
 from library.tests.programs import run_code
 from samestep.errors import ConfigError
+from samestep.heap.hyperparameters import describe
 from samestep.run.changes import compare, read_config
-from samestep.run.hyperparameters import describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def describe_all() -> str:
 
 @pytest.mark.program
 def test_another_process_describes_each_value_alike():
-    code = "from library.tests.run.test_hyperparameters import *\nprint(describe_all())"
+    code = "from library.tests.test_hyperparameters import *\nprint(describe_all())"
     done = run_code(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == describe_all()

@@ -1,0 +1,104 @@
+"""Plug-ins: what looks at a run, reports of it or knows a third party. The core imports none.
+
+A plug-in is a module, or an object, that has some of these functions:
+
+- ``callback(spec)``: a callback for a run, or None where it has nothing to do. ``Plugin`` has hooks
+  that Lightning's callbacks have not.
+- ``change(given)``: the arguments of ``samestep.Trainer``, ``Given``, as it wants them.
+
+Those of this library are in ``samestep.plugins``. Another distribution names its own::
+
+    [project.entry-points."samestep.plugins"]
+    energy = "energy_meter"
+
+and the variable ``SAMESTEP_PLUGIN`` names one more, for one program.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning as L
+
+from samestep.errors import ConfigError
+from samestep.ranks import environment
+from samestep.run_spec import RunSpec
+
+GROUP = "samestep.plugins"
+OF_EVERY_RUN = ("samestep.plugins.receipts",)
+"""Each decides itself whether it has something to do in a run."""
+
+
+class Given(NamedTuple):
+    """The arguments of ``samestep.Trainer`` that a plug-in may change."""
+
+    run_dir: Path
+    run: Any
+    accelerator: str
+    devices: Any
+    num_nodes: int
+    callbacks: Any
+    logger: Any
+    allow: Sequence[str]
+    options: dict[str, Any]
+
+
+class Plugin(L.Callback):
+    """A callback with hooks for what Lightning tells nobody."""
+
+    def on_batch_read(self, trainer: Any, batch_idx: int, batch: Any) -> None:
+        """Called with each training batch as it was read, before it is moved to a device.
+
+        Args:
+            trainer: of the run.
+            batch_idx: the number of the batch in its epoch, from 0.
+            batch: what the loader has given; None where ``training_step`` reads for itself.
+        """
+
+    def on_step_rehearsed(self, trainer: Any) -> None:
+        """Called when a run that is stopped has computed its next step, and is saved by then."""
+
+
+def callbacks_of(spec: RunSpec) -> list[L.Callback]:
+    """The callbacks that plug-ins have for this run."""
+    made = [plugin.callback(spec) for plugin in find("callback")]
+    return [callback for callback in made if callback is not None]
+
+
+def change(given: Given) -> Given:
+    """The arguments of the Trainer, as plug-ins want them."""
+    for plugin in find("change"):
+        given = plugin.change(given)
+    return given
+
+
+def find(function: str) -> Iterator[Any]:
+    """The plug-ins that have a function."""
+    for plugin in load(environment.variable(environment.PLUGIN)):
+        if hasattr(plugin, function):
+            yield plugin
+
+
+@cache
+def load(named: str | None) -> list[Any]:
+    """All plug-ins.
+
+    Raises:
+        ConfigError: if one cannot be imported.
+    """
+    values = [*OF_EVERY_RUN, *([named] if named else [])]
+    entries = [metadata.EntryPoint(value, value, GROUP) for value in values]
+    loaded = []
+    for entry in [*entries, *metadata.entry_points(group=GROUP)]:
+        try:
+            loaded.append(entry.load())
+        # Code of others runs here.
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"plug-in {entry.name}: {entry.value} cannot be imported ({why}); install it "
+                "again, or uninstall it"
+            ) from error
+    return loaded

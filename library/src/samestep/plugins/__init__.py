@@ -1,0 +1,6 @@
+"""What looks at a run, reports of it or knows a third party; ``samestep.plugin`` loads it by name.
+
+Promise: without any of them a run computes and saves the same.
+
+- ``receipts`` with ``receipt_files``: steps that are repeated are compared with what they were.
+"""
