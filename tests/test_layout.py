@@ -66,9 +66,9 @@ LEVELS = [
     ["heap", "plugin"],
     ["grid", "loggers"],
     ["callbacks", "resumed_loggers"],
+    ["loops"],
     ["plugins"],
     ["report"],
-    ["loops"],
     ["arguments", "fit_checks"],
     ["verify"],
     ["trainer"],
@@ -293,6 +293,7 @@ PATCHES = [
         "ranks/epoch_logs.py",
         "heap/stream.py",
         "loops.py",
+        "plugins/fast_step.py",
         "node/agent.py",
     )
 ]

@@ -38,7 +38,8 @@ LEVERS = {  # what makes our steps cheap: how, and what is put where to undo it
     "gather": ("batches copied image by image", "samestep.data.loader.take", Tensor.__getitem__),
     "search": ("no search for GPUs", f"{PATCHES}.search_gpus_once", lambda: None),
     "loop": ("calls only what there is",
-             "samestep.loops.EpochLoop._train_on_next", _TrainingEpochLoop.advance),
+             "samestep.plugins.fast_step.FastEpochLoop._take_short_way",
+             _TrainingEpochLoop.advance),
     "guard": ("gradients checked by their sum", "samestep.callbacks.loss_guard.sum_on_cpu",
               lambda gradients: None),
 }  # fmt: skip

@@ -14,19 +14,9 @@ half a step or half of an epoch's end, and a run that continues takes the next b
 had happened. Lightning's own checkpoints are saved from hooks, within both, and its loops repeat or
 leave out parts of a step to make up for it (Lightning-AI/pytorch-lightning issues 14699, 19549,
 19617).
-
-``EpochLoop`` also has a shorter way through an ordinary step. Lightning 2.6 calls six hooks of
-every callback in each step, most of which are empty, looks up which hooks the module has and what
-arguments they take, and makes two texts per hook for a profiler. ``EpochLoop`` finds all this out
-once per epoch, and then calls the hooks that exist, with the same arguments, in the same order and
-with the same counters. An MNIST-format epoch takes 1.34 times as long without it
-(labs/bench/results.md). Where Lightning's step is not the one that is written down here
-(``STEP_DIGEST``), every step is Lightning's own.
 """
 
 import copy
-import hashlib
-import inspect
 import logging
 import math
 import pickle
@@ -34,11 +24,10 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import lightning as L
-import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loops import fit_loop
@@ -49,16 +38,11 @@ from lightning.pytorch.loops.fetchers import (
     _PrefetchDataFetcher,
 )
 from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.loops.optimization import automatic
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.plugins.precision import MixedPrecision, Precision
-from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor
 
+from samestep import plugin
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.objects import Objects
@@ -78,17 +62,7 @@ log = logging.getLogger(__name__)
 Hook = Callable[..., Any]
 Kind = TypeVar("Kind")
 
-HOOKS = (
-    "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-    "on_before_optimizer_step", "on_train_batch_end",
-)  # fmt: skip
-TRANSFERS = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
-"""The hooks of a module or DataModule that may change a batch."""
-STEP = "optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping"
-"""Methods of a module that make up a step."""
 MAX_REHEARSED_S = 5.0  # of the last step, where the next one is computed before a process ends
-STEP_DIGEST = "d227d8baea1f687a5b44e4d16e0ad8d625da2c7aef14bfbcb53bea1f266f66fc"
-"""SHA-256 of the source of Lightning's step, of which ``EpochLoop`` has a shorter form."""
 
 
 def install(trainer: L.Trainer) -> None:
@@ -97,7 +71,10 @@ def install(trainer: L.Trainer) -> None:
     before_hooks(seed_hook)
     old: Any = trainer.fit_loop
     loop = FitLoop(trainer, old.min_epochs, old.max_epochs)
-    loop.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
+    kind: type[EpochLoop] = EpochLoop
+    for each in plugin.find("epoch_loop"):
+        kind = each.epoch_loop(kind)
+    loop.epoch_loop = kind(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
     validate = loop.epoch_loop.val_loop.run
     loop.epoch_loop.val_loop.run = wall_time.spend(wall_time.VALIDATION)(validate)  # type: ignore[method-assign]
     trainer.fit_loop = loop
@@ -138,9 +115,8 @@ class TrainingData:
         self._is_watched = False  # whether the first batch of this pass is not read yet
         # Without asking them: some loaders begin to read when they are asked for their state.
         self._loaders_have_state = len(without_states(loaders.flattened)) < len(loaders.flattened)
-        self._data_has_state = datamodule is not None and not is_of(
-            datamodule, "state_dict", L.LightningDataModule
-        )
+        of_lightning = None, L.LightningDataModule.state_dict
+        self._data_has_state = getattr(type(datamodule), "state_dict", None) not in of_lightning
         # One for each batch that was read and not yet trained on, the oldest first.
         self._states: deque[bytes] = deque()
         self._may_be_exhausted = False
@@ -478,8 +454,8 @@ class FitLoop(_FitLoop):
     def _show_to_plugins(self, fetched: Any) -> None:
         # An iterator is read by the step.
         batch = fetched[0] if isinstance(fetched, tuple) else None
-        for plugin in self.plugins:
-            plugin.on_batch_read(self.trainer, self.epoch_loop.batch_progress.current.ready, batch)
+        for each in self.plugins:
+            each.on_batch_read(self.trainer, self.epoch_loop.batch_progress.current.ready, batch)
 
     def _wait_for_batch(self, read: Callable[[], Any]) -> Any:
         next_cause = self.clock.wait_for_batch()
@@ -519,8 +495,8 @@ class FitLoop(_FitLoop):
     def _step_and_stop(self, step: Callable[..., Any], closure: Callable[[], Any]) -> None:
         # The whole step, because the optimizer decides how often it asks for the loss.
         step(closure)
-        for plugin in self.plugins:
-            plugin.on_step_rehearsed(self.trainer)
+        for each in self.plugins:
+            each.on_step_rehearsed(self.trainer)
         self.end_rehearsal()
 
     def end_rehearsal(self) -> None:
@@ -564,11 +540,7 @@ class FitLoop(_FitLoop):
 
 
 class EpochLoop(_TrainingEpochLoop):
-    """Trains on the batches of one epoch; ``trainer.fit_loop.epoch_loop`` is one.
-
-    An ordinary step has one optimizer, no accumulated gradients, 32 bits or bf16-mixed and no
-    profiler, and the module leaves the step to Lightning. Any other step is Lightning's own.
-    """
+    """Trains on the batches of one epoch; ``trainer.fit_loop.epoch_loop`` is one."""
 
     def reset(self) -> None:
         """Begin an epoch, or continue within one as an undisturbed run would."""
@@ -577,267 +549,37 @@ class EpochLoop(_TrainingEpochLoop):
         self.restarting = False
 
     def on_run_start(self, data_fetcher: Any) -> None:
-        """Find out what a step of this epoch consists of."""
+        """Begin with the batch that comes next."""
         super().on_run_start(data_fetcher)
         # Lightning takes one batch per step for granted.
         data_fetcher.fetched = self.trainer.fit_loop.resume.batch
-        trainer, module = self.trainer, self.trainer.lightning_module
-        strategy: Any = trainer.strategy
         self._clock = wall_time.current()
-        self._is_ordinary = self._leaves_step_to_lightning(data_fetcher)
-        self._hooks = {name: self._find_hooks(name) for name in HOOKS}
-        # `self.log` asks there, by `_current_fx_name`, in which hook it is.
-        self._attributes = module.__dict__
-        self._num_callbacks = len(trainer.callbacks)
-        self._transfers = self._find_transfers()
-        step = module.training_step
-        # A strategy such as DDP calls its own wrapper of the module, in the context of a precision.
-        has_context = type(trainer.precision_plugin) is not Precision
-        is_of_lightning = is_of(strategy, "training_step", Strategy)
-        is_plain = is_of_lightning and strategy.model is module and not has_context
-        self._training_step = step if is_plain else strategy.training_step
-        self._num_arguments = 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)
-        self._validates_at_end = (
-            trainer.val_check_batch == trainer.num_training_batches < math.inf
-            and trainer.check_val_every_n_epoch is not None
-            and getattr(trainer, "_val_check_time_interval", None) is None  # since Lightning 2.6
-        )
-        self._has_plateau = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
-
-    def _leaves_step_to_lightning(self, data_fetcher: Any) -> bool:
-        """Whether each step of this epoch is the one of which this class has a short form."""
-        trainer, module = self.trainer, self.trainer.lightning_module
-        if not knows_lightnings_step() or not module.automatic_optimization:
-            return False
-        if type(trainer.profiler) is not PassThroughProfiler:
-            return False
-        if not has_plain_precision(trainer.precision_plugin):
-            return False
-        if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
-            return False
-        if not all(is_of(module, name, L.LightningModule) for name in STEP):
-            return False
-        return has_plain_step(trainer.strategy) and not self.automatic_optimization._skip_backward
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
         try:
-            self._advance(data_fetcher)
+            self.train_on_next(data_fetcher)
         except Exception:
             loop: Any = self.trainer.fit_loop
             loop.end_rehearsal()
             raise
 
-    def _advance(self, data_fetcher: Any) -> None:
-        # A callback may be added, or the accumulation changed, within an epoch.
-        is_ordinary = (
-            self._is_ordinary
-            and self.trainer.accumulate_grad_batches == 1
-            and len(self.trainer.callbacks) == self._num_callbacks
-        )
-        if is_ordinary:
-            self._train_on_next(data_fetcher)
-        else:
-            super().advance(data_fetcher)
+    def train_on_next(self, data_fetcher: Any) -> None:
+        """Train as Lightning does; a plug-in may have a shorter way."""
+        super().advance(data_fetcher)
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Count the step, and validate, if it is time for it."""
         self._clock.count_step(self.trainer.global_step)
-        is_last = self.trainer.should_stop or self.batch_progress.is_last_batch
-        if is_last or self._has_plateau or not self._validates_at_end:
-            super().on_advance_end(data_fetcher)
-        elif not self._should_accumulate():
-            # What Lightning does after a batch where no validation can be due.
-            self._batches_that_stepped += 1
+        super().on_advance_end(data_fetcher)
 
     def _broadcast_sigterm_tensor(self) -> None:
         """No-op: ``FitLoop.read_and_agree`` replaces Lightning's broadcast in each step."""
-
-    def _find_hooks(self, name: str) -> tuple[list[Hook], Hook | None]:
-        """The hooks of this name that do anything: those of the callbacks, and the module's."""
-        trainer, module = self.trainer, self.trainer.lightning_module
-        of_callbacks: list[Hook] = []
-        for callback in trainer.callbacks:
-            hook = getattr(callback, name)
-            if callable(hook) and not is_of(callback, name, L.Callback):
-                of_callbacks.append(partial(hook, trainer, module))
-        if is_of(module, name, L.LightningModule):
-            return of_callbacks, None
-        return of_callbacks, getattr(module, name)
-
-    def _find_transfers(self) -> list[tuple[str, Hook]]:
-        """The hooks through which a batch goes on its way to the device."""
-        # A hook of the DataModule wins over that of the module.
-        selector = self.trainer._data_connector._datahook_selector
-        transfers: list[tuple[str, Hook]] = []
-        for name in TRANSFERS:
-            owner = selector.get_instance(name)
-            is_empty = is_of(owner, name, L.LightningModule, L.LightningDataModule)
-            # The empty form of this one moves the batch.
-            if name == "transfer_batch_to_device" or not is_empty:
-                transfers.append((name, getattr(owner, name)))
-        return transfers
 
     def call_only(self, callbacks: list[L.Callback]) -> None:
         """Let these callbacks be all that there are."""
         trainer: Any = self.trainer
         trainer.callbacks = callbacks
-        self._hooks = {name: self._find_hooks(name) for name in HOOKS}
-
-    def _call(self, name: str, *args: Any) -> Any:
-        """Call the hooks of this name; returns what the module's does."""
-        of_callbacks, of_module = self._hooks[name]
-        if not of_callbacks and of_module is None:
-            return None
-        attributes = self._attributes
-        # `self.log` asks there in which hook it was called.
-        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
-        for hook in of_callbacks:
-            hook(*args)
-        response = of_module(*args) if of_module else None
-        attributes["_current_fx_name"] = before
-        return response
-
-    def _train_on_next(self, data_fetcher: Any) -> None:
-        """Do what Lightning's ``advance`` does for an ordinary step."""
-        trainer, progress = self.trainer, self.batch_progress
-        batch, _, _ = next(data_fetcher)
-        batch_idx = self.batch_idx + 1
-        progress.is_last_batch = data_fetcher.done
-
-        batch = self._move(trainer.precision_plugin.convert_input(batch))
-        progress.increment_ready()
-        logs, results = trainer._logger_connector, self._results
-        logs._first_loop_iter = logs._first_loop_iter is None
-        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
-
-        outputs: Any = None
-        is_epoch_over = False
-        if batch is None:
-            self._warning_cache.warn("train_dataloader yielded None, which is no batch.")
-        else:
-            is_epoch_over = self._call("on_train_batch_start", batch, batch_idx) == -1
-            trainer.strategy.on_train_batch_start(batch, batch_idx)
-            if is_epoch_over:
-                progress.increment_by(0, is_last_batch=True)
-            else:
-                progress.increment_started()
-                outputs = self._step((batch, batch_idx)[: self._num_arguments])
-        progress.increment_processed()
-
-        if trainer.lr_scheduler_configs:
-            self._step_schedules()
-            if self._num_ready_batches_reached():
-                self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        # The schedules are stepped first: the epoch ends as a whole one does.
-        if is_epoch_over:
-            raise StopIteration
-
-        self._call("on_train_batch_end", outputs, batch, batch_idx)
-        self._update_logs()
-
-    def _move(self, batch: Any) -> Any:
-        """Move a batch to the device, through the hooks of the transfer."""
-        attributes = self._attributes
-        for name, transfer in self._transfers:
-            attributes["_current_fx_name"] = name
-            if name == "transfer_batch_to_device":
-                batch = transfer(batch, self.trainer.strategy.root_device, 0)
-            else:
-                batch = transfer(batch, 0)
-        attributes["_current_fx_name"] = None
-        return batch
-
-    def _update_logs(self) -> None:
-        """Count the batch, and hand on what was logged."""
-        trainer, logs, results = self.trainer, self.trainer._logger_connector, self._results
-        if results:
-            metrics = results.metrics(True)
-            logs._progress_bar_metrics.update(metrics["pbar"])
-            logs._callback_metrics.update(metrics["callback"])
-            logs._logged_metrics.update(metrics["log"])
-        results.batch = results.batch_size = None
-        self.batch_progress.increment_completed()
-        every = trainer.log_every_n_steps
-        # `+ 1`: Lightning counts the step when its batch is through.
-        is_due = every and (self._batches_that_stepped + 1) % every == 0
-        if is_due or trainer.should_stop or trainer.fast_dev_run:
-            logs.update_train_step_metrics()
-
-    def _step_schedules(self) -> None:
-        """Step the schedules that go by steps and not by a metric."""
-        module: Any = self.trainer.lightning_module
-        attributes = self._attributes
-        for config in self.trainer.lr_scheduler_configs:
-            is_due = config.interval == "step" and (self.batch_idx + 1) % config.frequency == 0
-            if is_due and not config.reduce_on_plateau:
-                self.scheduler_progress.increment_ready()
-                attributes["_current_fx_name"] = "lr_scheduler_step"
-                module.lr_scheduler_step(config.scheduler, None)
-                attributes["_current_fx_name"] = None
-                self.scheduler_progress.increment_completed()
-
-    def _step(self, args: tuple[Any, ...]) -> dict[str, Any]:
-        """Take an optimizer step; returns what ``training_step`` did, for the callbacks."""
-        trainer, strategy = self.trainer, self.trainer.strategy
-        optimizer, progress = trainer.optimizers[0], self.automatic_optimization.optim_progress
-        counts = progress.optimizer
-        attributes = self._attributes
-        outputs: dict[str, Any] | None = None
-
-        # A closure, because the optimizer decides when the gradient is needed: L-BFGS calls it
-        # several times in a step.
-        def closure() -> Any:
-            nonlocal outputs
-            with torch.enable_grad():
-                attributes["_current_fx_name"] = "training_step"
-                output = self._training_step(*args)
-                loss, outputs = self._read(output)
-
-                attributes["_current_fx_name"] = "optimizer_step"
-                counts.zero_grad.increment_ready()
-                self._call("on_before_zero_grad", optimizer)
-                counts.zero_grad.increment_started()
-                optimizer.zero_grad()
-                counts.zero_grad.increment_completed()
-
-                if loss is not None:
-                    attributes["_current_fx_name"] = "backward"
-                    strategy.pre_backward(loss)
-                    self._call("on_before_backward", loss)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    self._call("on_after_backward")
-                    strategy.post_backward(loss.detach())
-                    attributes["_current_fx_name"] = "optimizer_step"
-            self._call("on_before_optimizer_step", optimizer)
-            if trainer.gradient_clip_val is not None:
-                trainer.lightning_module.configure_gradient_clipping(
-                    optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-                )
-            return outputs.get("loss")
-
-        counts.step.increment_ready()
-        attributes["_current_fx_name"] = "optimizer_step"
-        optimizer.step(closure=closure)
-        attributes["_current_fx_name"] = None
-        counts.step.increment_completed()
-        if outputs is None:
-            name = type(optimizer).__name__
-            raise RuntimeError(f"{name}.step() has not called its closure, which trains the model")
-        return outputs
-
-    def _read(self, output: Any) -> tuple[Tensor | None, dict[str, Any]]:
-        """The loss that ``training_step`` has returned, and what callbacks get of its output."""
-        # A copy: a module may change its loss in place after the step.
-        if type(output) is Tensor:
-            return output, {"loss": output.detach().clone()}
-        if output is None and self.trainer.world_size > 1:
-            raise RuntimeError(
-                "training_step returned None, which one of several ranks cannot do alone; return "
-                "a loss of zero, such as 0.0 * loss"
-            )
-        result = self.automatic_optimization.output_result_cls.from_training_step_output(output)
-        return result.closure_loss, {} if result.loss is None else result.asdict()
 
 
 def is_ours(callback: L.Callback) -> bool:
@@ -848,56 +590,6 @@ def is_ours(callback: L.Callback) -> bool:
 def find_callback(trainer: L.Trainer, kind: type[Kind]) -> Kind | None:
     """The callback of this kind; None if there is none, as in a run that keeps no checkpoints."""
     return next(iter(callbacks_of(trainer, kind)), None)
-
-
-def is_of(owner: object, name: str, *kinds: type) -> bool:
-    """Whether this method of an object is the one of a class, and no other."""
-    function = getattr(getattr(owner, name), "__func__", None)
-    return any(function is getattr(kind, name, None) for kind in kinds)
-
-
-def has_plain_precision(plugin: Any) -> bool:
-    """Whether a precision changes no more of a step than the context of ``training_step``."""
-    if type(plugin) is MixedPrecision:
-        # With 16-mixed it scales the loss, and may skip the step.
-        return plugin.scaler is None
-    return type(plugin) is Precision
-
-
-def has_plain_step(strategy: Any) -> bool:
-    """Whether a strategy leaves a step to Lightning: backward pass, optimizer and accumulation."""
-    for name in ("backward", "batch_to_device"):
-        if not is_of(strategy, name, Strategy):
-            return False
-    averages_models = getattr(strategy, "_model_averager", None) is not None
-    if averages_models or strategy.handles_gradient_accumulation:
-        return False
-    return is_of(strategy, "optimizer_step", Strategy, DDPStrategy)
-
-
-@cache
-def knows_lightnings_step() -> bool:
-    """Whether ``EpochLoop`` has the short form of the installed Lightning's step.
-
-    It is only faster, so another version trains by its own step.
-    """
-    parts = (
-        _TrainingEpochLoop.advance, _TrainingEpochLoop.on_advance_end,
-        _TrainingEpochLoop._should_check_val_fx, _TrainingEpochLoop._update_learning_rates,
-        automatic, Precision, MixedPrecision, Strategy.backward, Strategy.optimizer_step,
-        Strategy.batch_to_device, Strategy.training_step,
-    )  # fmt: skip
-    try:
-        text = "".join(inspect.getsource(part) for part in parts)
-    except OSError:  # installed without its source
-        text = ""
-    is_known = hashlib.sha256(text.encode()).hexdigest() == STEP_DIGEST
-    if not is_known:
-        log.warning(
-            "Lightning %s takes its steps in another way than the version that is known; they go "
-            "through Lightning's own loop, which costs some 0.1 ms per step", L.__version__,
-        )  # fmt: skip
-    return is_known
 
 
 class TestLoop(_EvaluationLoop):

@@ -4,6 +4,7 @@ A plug-in is a module, or an object, that has some of these functions:
 
 - ``callback(spec)``: a callback for a run, or None where it has nothing to do. ``Plugin`` has hooks
   that Lightning's callbacks have not.
+- ``epoch_loop(kind)``: the class of the loop over an epoch, one that inherits from ``kind``.
 - ``change(given)``: the arguments of ``samestep.Trainer``, ``Given``, as it wants them.
 
 Those of this library are in ``samestep.plugins``. Another distribution names its own::
@@ -27,7 +28,7 @@ from samestep.ranks import environment
 from samestep.run_spec import RunSpec
 
 GROUP = "samestep.plugins"
-OF_EVERY_RUN = ("samestep.plugins.receipts",)
+OF_EVERY_RUN = "samestep.plugins.fast_step", "samestep.plugins.receipts"
 """Each decides itself whether it has something to do in a run."""
 
 

@@ -2,5 +2,6 @@
 
 Promise: without any of them a run computes and saves the same.
 
+- ``fast_step``: a shorter way through an ordinary step.
 - ``receipts`` with ``receipt_files``: steps that are repeated are compared with what they were.
 """
