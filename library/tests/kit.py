@@ -81,7 +81,7 @@ class Scores(Net):
 class LeavesObjects(Objects):
     """Keeps nothing of what objects hold: a test counts in them what each start does."""
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+    def save(self, trainer: Any, checkpoint: Any) -> None:
         """Nothing."""
 
 

@@ -37,6 +37,7 @@ from samestep.callbacks.loss_check import LossCheck
 from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState, find_deciders
 from samestep.callbacks.rng import SeedSteps
+from samestep.callbacks.run_state import RunState
 from samestep.callbacks.run_stats import RunStats
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.callbacks.slow_ranks import SlowRanks
@@ -676,7 +677,7 @@ def callbacks_of_run(
         callbacks.append(SlowRanks(run_dir, waits_in_forward=waits_in_forward))
     callbacks += [HparamsOnResume(), RunStats(), SameSubsets(), SameWeights()]
     callbacks.append(MonitorCheck(monitors))
-    return [*callbacks, *plugin.callbacks_of(spec), *chosen, Objects()]
+    return [*callbacks, *plugin.callbacks_of(spec), *chosen, Objects(), RunState()]
 
 
 def hyperparameters_of(part: Any) -> Mapping[Any, Any]:

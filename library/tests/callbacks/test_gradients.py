@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from library.tests.kit import Net, batches, check_exact, check_same, fit
 from samestep.callbacks.rank_state import RankState
+from samestep.callbacks.run_state import Saved
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
@@ -67,7 +68,7 @@ def test_on_another_number_of_ranks_the_mean_goes_on():
         {"weight": 1.0, "sums": {}, "gradients": {"head.bias": torch.tensor([1.0])}},
         {"weight": 1.0, "sums": {}, "gradients": {"head.bias": torch.tensor([3.0])}},
     ]
-    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.load(trainer, {}, Saved(saved[0], saved, is_same_number=False))
     ranks.on_train_start(trainer, module)
     assert module.head.bias.grad.tolist() == [2.0]
     assert module.unused.weight.grad is None

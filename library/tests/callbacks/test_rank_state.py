@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from library.tests.kit import Net, Normalized, batches, check_exact, check_same, fit
 from samestep.callbacks.rank_state import RankState
 from samestep.callbacks.rng import SeedSteps
+from samestep.callbacks.run_state import Saved
 from samestep.errors import ConfigError
 from samestep.metrics import EpochMean
 
@@ -55,7 +56,7 @@ def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
         {"weight": weight, "sums": {}, "buffers": {"running_mean": torch.full((2,), value)}}
         for weight, value in ((0.5, 1.0), (1.5, 4.0))
     ]
-    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.load(trainer, {}, Saved(saved[0], saved, is_same_number=False))
     ranks.on_train_start(trainer, module)
     assert module.running_mean.tolist() == [3.25, 3.25]
 
@@ -77,7 +78,7 @@ def test_a_queue_and_its_labels_continue_with_those_of_rank_zero(capsys):
     ranks = RankState()
     trainer = L.Trainer(accelerator="cpu", logger=False)
     trainer.state.fn = "fit"
-    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.load(trainer, {}, Saved(saved[0], saved, is_same_number=False))
     ranks.on_train_start(trainer, module)
     assert module["queue"].rows.tolist() == module["queue"].labels.tolist() == [1, 1]
     assert module["norm"].running_mean.item() == 2.0
@@ -98,7 +99,7 @@ def test_on_another_number_of_ranks_sums_are_counted_once(monkeypatch, is_rank_z
         {"weight": 1.0, "sums": {"": torch.tensor([loss, 2.0], dtype=torch.float64)}}
         for loss in (3.0, 5.0)
     ]
-    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.load(trainer, {}, Saved(saved[0], saved, is_same_number=False))
     ranks.on_train_start(trainer, module)
     ranks.begin(trainer, module)
     assert module.mean_so_far("loss") == mean

@@ -16,6 +16,7 @@ from library.tests.kit import Killed, LeavesData, LeavesObjects
 from samestep import loops
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
+from samestep.callbacks.run_state import RunState
 from samestep.ranks import compat, stopping
 from samestep.run.checkpoint import AtomicCheckpointIO
 
@@ -80,7 +81,9 @@ def fit(
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
-        callbacks=[LeavesData(), LeavesObjects(), HparamsOnResume(), checkpoints, *callbacks],
+        callbacks=[
+            LeavesData(), LeavesObjects(), HparamsOnResume(), checkpoints, *callbacks, RunState(),
+        ],
         **options,
     )  # fmt: skip
     compat.apply(trainer)

@@ -4,10 +4,11 @@ Promise: any LightningModule resumes exactly after an interruption, without a li
 
 Read in this order:
 
-- ``checkpoints`` (save, link, repair), ``data_resume`` (of the data), ``rng`` (random numbers),
-  ``rank_state`` (state of each rank), ``hparams_on_resume`` (values that the configuration has
-  changed), ``objects`` (what Python objects hold, by ``samestep.heap``) and ``stand_ins`` (objects
-  that a module saves): the run resumes.
+- ``checkpoints`` (save, link, repair), ``run_state`` (one exchange for what follows),
+  ``data_resume`` (of the data), ``rng`` (random numbers), ``rank_state`` (state of each rank),
+  ``hparams_on_resume`` (values that the configuration has changed), ``objects`` (what Python
+  objects hold, by ``samestep.heap``) and ``stand_ins`` (objects that a module saves): the run
+  resumes.
 - ``slice_weighting`` (slices of unequal length), ``divided_batches`` (batches divided twice),
   ``loss_check`` with ``step_probe`` (whether ranks would make other steps; ``samestep.losses``
   has the remedies), ``checks`` (what is rejected), ``loss_guard``, ``watchdog``,

@@ -33,6 +33,7 @@ from torch.utils.data import DistributedSampler, Subset
 
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.notes import join_names, print_note
+from samestep.callbacks.run_state import Part, Saved
 from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import option, setting
@@ -216,12 +217,14 @@ NOTE_ON_SUBSETS = (
 )
 
 
-class SameSubsets(L.Callback):
+class SameSubsets(Part):
     """Finds training samples that a script chooses again at each start, and otherwise.
 
     A ``random_split`` before the Trainer is made has numbers of its own in each start and on each
     rank. In hooks of a DataModule, and after the Trainer, it is seeded.
     """
+
+    key = "subsets"
 
     def __init__(self) -> None:
         self._saved: list[int | None] = []
@@ -248,18 +251,13 @@ class SameSubsets(L.Callback):
                 print_note(trainer, NOTE_ON_SUBSETS)
                 return
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def save(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> list[int | None]:
         """Keep which samples are chosen, also by training."""
-        checkpoint["subsets"] = choices_of(trainer)
+        return choices_of(trainer)
 
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def load(self, trainer: L.Trainer, checkpoint: dict[str, Any], saved: Saved) -> None:
         """Remember them until the loaders exist."""
-        if trainer.state.fn == "fit":
-            self._saved = checkpoint.get("subsets", [])
+        self._saved = saved.own
 
 
 def choices_of(trainer: L.Trainer) -> list[int | None]:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from samestep.callbacks.batch_digest import BatchDigest
 from samestep.callbacks.checks import check_accumulation
 from samestep.callbacks.notes import join_names, print_note
+from samestep.callbacks.run_state import Part, Saved
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.loaders import find_batch_loaders, find_loaders, without_states
 from samestep.data.sampler import ExactLoader
@@ -71,7 +72,7 @@ NOTE_ON_DRAWS = (
 )
 
 
-class DataResume(L.Callback):
+class DataResume(Part):
     """Lets the training data continue where the run was interrupted.
 
     - A ``BatchLoader`` and an ordinary DataLoader continue with the batch after the last step. The
@@ -87,6 +88,8 @@ class DataResume(L.Callback):
     Args:
         seed: of the run.
     """
+
+    key = "data"
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -254,9 +257,7 @@ class DataResume(L.Callback):
         """Leave them so in a notebook too, where the program goes on."""
         self.teardown(trainer, pl_module, "")
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def save(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Keep how far the epoch has come, and the states of the loaders of each rank."""
         loop: Any = trainer.fit_loop
         epochs = loop.epoch_progress.current
@@ -265,43 +266,37 @@ class DataResume(L.Callback):
         # Lightning keeps the states of rank zero only.
         states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
         checksums = [place.checksum(batch) for place in self._places]
-        checkpoint["data_resume"] = {
+        # What a DataModule counts while it reads is ahead by the batch of the next step.
+        training_data: Any = trainer.fit_loop.training_data  # type: ignore[attr-defined]
+        _, of_data = (None, None) if training_data is None else training_data.states_before_step()
+        if of_data is not None:
+            checkpoint[type(trainer.datamodule).__qualname__] = of_data  # type: ignore[attr-defined]
+        return {
             "epoch": epochs.processed,
             "batch": batch,
             "generators": self._generators,
-            "world_size": trainer.world_size,
-            "ranks": gather((states, checksums, BatchDigest(self._fetched).checksum)),
+            "loaders": states,
+            "checksums": checksums,
+            "next": BatchDigest(self._fetched).checksum,
         }
-        # What a DataModule counts while it reads is ahead by the batch of the next step.
-        training_data: Any = trainer.fit_loop.training_data  # type: ignore[attr-defined]
-        if training_data is None:
-            return
-        _, of_data = training_data.states_before_step()
-        if of_data is not None:
-            checkpoint[type(trainer.datamodule).__qualname__] = of_data  # type: ignore[attr-defined]
 
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def load(self, trainer: L.Trainer, checkpoint: dict[str, Any], saved: Saved) -> None:
         """Remember it; the states of this rank's loaders are loaded when the loaders exist."""
-        if trainer.state.fn != "fit":
-            return
-        saved = checkpoint["data_resume"]
-        self.epoch, self.batch = saved["epoch"], saved["batch"]
-        self._saved_generators = saved["generators"]
-        self._saved_world_size = saved["world_size"]
+        self.epoch, self.batch = saved.own["epoch"], saved.own["batch"]
+        self._saved_generators = saved.own["generators"]
+        self._saved_world_size = len(saved.ranks)
         loop = checkpoint["loops"]["fit_loop"]
         progress = loop["epoch_progress"]["current"]
         self._saved_epoch_is_over = progress["processed"] == progress["ready"]
         # Lightning finds none then.
         loop["state_dict"].pop("combined_loader", None)
-        ranks = saved["ranks"]
         # Slices of a batch have the same checksum, on any number of ranks.
-        states, self._checksums, expected = ranks[trainer.global_rank % len(ranks)]
-        if len(ranks) == trainer.world_size:
-            self._loader_states, self._expected = states, expected
-        elif states:
-            print_note(trainer, NOTE_ON_STATES_OF_RANKS.format(len(ranks), trainer.world_size))
+        self._checksums = saved.own["checksums"]
+        if saved.is_same_number:
+            self._loader_states, self._expected = saved.own["loaders"], saved.own["next"]
+        elif saved.own["loaders"]:
+            numbers = len(saved.ranks), trainer.world_size
+            print_note(trainer, NOTE_ON_STATES_OF_RANKS.format(*numbers))
 
     def _note_generators(self, trainer: L.Trainer) -> None:
         generators = generators_of(trainer.train_dataloader)

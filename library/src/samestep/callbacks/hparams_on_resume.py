@@ -12,6 +12,7 @@ from torch import nn
 
 from samestep.callbacks.checks import check_supported
 from samestep.callbacks.notes import join_names, print_note
+from samestep.callbacks.run_state import Part, Saved
 from samestep.errors import ConfigError
 from samestep.option_names import setting
 from samestep.ranks import compat
@@ -28,7 +29,7 @@ HIDDEN = ""
 TRACKS = "track_running_stats"  # of batch norm; BaseFinetuning sets it
 
 
-class HparamsOnResume(L.Callback):
+class HparamsOnResume(Part):
     """Gives a run that resumes the values of its new configuration: learning rate, length...
 
     A checkpoint holds the values of optimizers and schedules, and Lightning restores them all. So
@@ -45,6 +46,8 @@ class HparamsOnResume(L.Callback):
     A changed learning rate is scaled to the position of the schedule. The first step still takes
     the position of the checkpoint, and the schedule sets the rate of the second one.
     """
+
+    key = "begin"
 
     def __init__(self) -> None:
         self._reset()
@@ -94,24 +97,22 @@ class HparamsOnResume(L.Callback):
         self._shapes = read_shapes(pl_module)
         self._match_optimizers(trainer, pl_module)
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Values
-    ) -> None:
+    def save(self, trainer: L.Trainer, checkpoint: Values) -> Values | None:
         """Keep the values with which the run began, and what was frozen or added since."""
         # Another callback may save before training begins, when nothing was added.
         if not self._begin:
-            return
-        checkpoint["begin"] = self._begin
-        checkpoint["modes"] = read_modes(pl_module)
-        checkpoint["kinds"] = read_kinds(trainer)
-        checkpoint["added_groups"] = added = self._read_added(trainer, pl_module)
-        checkpoint[GROWN], changes = find_growth(pl_module, self._shapes | self._grown)
-        kinds, first = checkpoint["kinds"], self._begin["kinds"]
+            return None
+        module = trainer.lightning_module
+        kinds, first = read_kinds(trainer), self._begin["kinds"]
+        added = self._read_added(trainer, module)
+        checkpoint[GROWN], changes = find_growth(module, self._shapes | self._grown)
         if not begins_as(kinds, first):
             changes.append(f"{describe(kinds)} has replaced {describe(first)}")
         if HIDDEN in chain(*chain(*added)):
             changes.append("an optimizer has got parameters that are not in the module")
         self._note(trainer, changes)
+        modes = read_modes(module)
+        return {"begin": self._begin, "modes": modes, "kinds": kinds, "added_groups": added}
 
     def _read_added(self, trainer: L.Trainer, pl_module: L.LightningModule) -> list[Any]:
         """The names of the parameters in the groups that each optimizer got since it began."""
@@ -135,18 +136,12 @@ class HparamsOnResume(L.Callback):
                 "only if __init__, configure_optimizers or on_load_checkpoint make the same",
             )
 
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Values
-    ) -> None:
+    def load(self, trainer: L.Trainer, checkpoint: Values, saved: Saved) -> None:
         """Keep the states of the schedules from Lightning, until all values are known."""
-        if trainer.state.fn != "fit":
-            return
-        self._saved_begin = checkpoint.get("begin", {})
+        self._saved_begin, self._modes = saved.own["begin"], saved.own["modes"]
+        self._added, self._saved_kinds = saved.own["added_groups"], saved.own["kinds"]
         self._schedules = checkpoint["lr_schedulers"]
         checkpoint["lr_schedulers"] = []
-        self._modes = checkpoint.get("modes", {})
-        self._added = checkpoint.get("added_groups", [])
-        self._saved_kinds = checkpoint.get("kinds")
         self._grown = checkpoint.get(GROWN, {})
         for stopping in callbacks_of(trainer, EarlyStopping):
             # The checkpoint has no state of one that is new.

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from samestep.callbacks.run_state import Part, Saved
 from samestep.errors import RunError
 from samestep.option_names import setting
 from samestep.ranks import compat, devices, environment, gradients
@@ -29,7 +30,7 @@ class SuspectStep(NamedTuple):
     """Of this rank, which may still be on the device."""
 
 
-class LossGuard(L.Callback):
+class LossGuard(Part):
     """Skips optimizer steps whose gradient is infinite or nan, before they reach the weights.
 
     On a GPU a fused optimizer reads the flag on the device, and this process reads the flags
@@ -39,6 +40,8 @@ class LossGuard(L.Callback):
     Args:
         max_skipped: steps that may be skipped; one more ends the run.
     """
+
+    key = "num_skipped"
 
     def __init__(self, max_skipped: int) -> None:
         self.max_skipped = max_skipped
@@ -120,18 +123,14 @@ class LossGuard(L.Callback):
         """Let the memory of the last gradients go."""
         gradients.forget_norms()
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Read the flags, and save the count."""
+    def save(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> int:
+        """Read the flags, and keep the count."""
         self._count_skipped(trainer)
-        checkpoint["num_skipped"] = self.num_skipped
+        return self.num_skipped
 
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Resume from the saved count."""
-        self.num_skipped = checkpoint.get("num_skipped", 0)
+    def load(self, trainer: L.Trainer, checkpoint: dict[str, Any], saved: Saved) -> None:
+        """Go on with the saved count."""
+        self.num_skipped = saved.own
 
     def _count_skipped(self, trainer: L.Trainer) -> int:
         """Number of the suspect steps that were skipped; waits for the device."""

@@ -8,11 +8,11 @@ import lightning as L
 from torchmetrics import Metric
 
 from samestep.callbacks.notes import join_names, note_rank_zero_counts, print_note
+from samestep.callbacks.run_state import Part, Saved
 from samestep.data.loaders import find_loaders, without_states
 from samestep.heap.heap import Heap, text_of
 from samestep.heap.kinds import is_of_library
 from samestep.ranks import compat
-from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import class_of
 
 TRAINING, VALIDATION = "training data", "validation data"
@@ -20,7 +20,7 @@ TRAINING, VALIDATION = "training data", "validation data"
 NUM_PROBED = 2  # epochs of this process in which reading is watched
 
 
-class Objects(L.Callback):
+class Objects(Part):
     """Keeps what the objects of the program hold, and names once what it cannot keep.
 
     A running mean as a float, the hidden state of a recurrent net, a replay buffer, a random
@@ -40,12 +40,14 @@ class Objects(L.Callback):
     It must be the last callback, so that the others have changed what they change in a step.
     """
 
+    key = "objects"
+
     def __init__(self) -> None:
         self.lost: list[str] = []
         """What cannot be kept, such as ``Model.loss_function``."""
         self._heap = Heap()
         self._is_training = False
-        self._saved: list[dict[str, Any]] = []  # of each rank, from a checkpoint
+        self._saved: Saved | None = None  # from a checkpoint
         self._unsaved_buffers: set[str] = set()
         self._before: dict[Any, Any] = {}  # what the objects held before what is watched now
         self._num_passes = 0
@@ -91,8 +93,9 @@ class Objects(L.Callback):
             sorted(failed),
             " that cannot be restored in this program. The run continues with their first values",
         )
-        if self._saved and len(self._saved) != trainer.world_size:
-            note_rank_zero_counts(trainer, find_unequal(self._saved), len(self._saved))
+        if self._saved and not self._saved.is_same_number:
+            ranks = self._saved.ranks
+            note_rank_zero_counts(trainer, find_unequal(ranks), len(ranks))
         if self._saved:
             name_in_note(
                 trainer,
@@ -100,7 +103,7 @@ class Objects(L.Callback):
                 "them: ",
                 self.lost,
             )
-        self._saved = []
+        self._saved = None
 
     def begin_reading(self) -> None:
         """Note the values before a pass over the data begins, or its first batch is read."""
@@ -117,15 +120,13 @@ class Objects(L.Callback):
         """The names of what may have changed the data, and is in no checkpoint."""
         return sorted({*map(text_of, self._heap.passing), *self.lost})
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep what has changed on each rank, each of which must call this."""
+    def save(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+        """Keep what has changed on this rank."""
         # Nothing is trained, or not yet: another callback may save before the first step.
         if not self._is_training:
-            return
+            return None
         self._heap.hold([*self._find_held(trainer)])
-        checkpoint["objects"] = gather(self._heap.dump())
+        kept = self._heap.dump()
         new = sorted(self._heap.lost.difference(self.lost))
         self.lost += new
         name_in_note(
@@ -136,13 +137,11 @@ class Objects(L.Callback):
             "net that is exchanged is kept if it can be imported by its name; other objects by "
             "samestep.register, or by state_dict of what holds them",
         )
+        return kept
 
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def load(self, trainer: L.Trainer, checkpoint: dict[str, Any], saved: Saved) -> None:
         """Remember what was kept until the objects exist."""
-        if trainer.state.fn == "fit":
-            self._saved = checkpoint.get("objects", [])
+        self._saved = saved
 
     def state_dict(self) -> dict[str, Any]:
         """What is lost."""
@@ -154,14 +153,12 @@ class Objects(L.Callback):
 
     def _load(self, trainer: L.Trainer, without: str | tuple[str, ...] = ()) -> set[str]:
         """Give back what was held, but to objects of a name; the names of what cannot have it."""
-        if not self._saved:
+        if self._saved is None:
             return set()
-        is_same_number = len(self._saved) == trainer.world_size
-        own = self._saved[trainer.global_rank if is_same_number else 0]
         module = trainer.lightning_module
         # ``RankState`` gives these a mean over the ranks that have saved them; one rank saves none.
         averaged = set[int]()
-        if len(self._saved) not in (1, trainer.world_size):
+        if not self._saved.is_same_number and len(self._saved.ranks) > 1:
             averaged = {id(part) for part in module.modules()}
 
         def is_wanted(name: str, field: str | None) -> bool:
@@ -170,7 +167,7 @@ class Objects(L.Callback):
                 return False
             return not name.startswith(without)
 
-        return self._heap.load(own, module.device, is_wanted)
+        return self._heap.load(self._saved.own, module.device, is_wanted)
 
     def _name_objects(self, trainer: L.Trainer) -> None:
         self._heap.name_objects(dict(find_roots(trainer)), [*self._find_held(trainer)])

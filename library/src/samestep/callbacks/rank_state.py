@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torchmetrics import Metric, MetricCollection
 
 from samestep.callbacks.notes import note_rank_zero_counts
+from samestep.callbacks.run_state import Part, Saved
 from samestep.data.loaders import weights_of_ranks
 from samestep.ranks import epoch_logs, process_group
 from samestep.ranks.compat import callbacks_of
@@ -30,7 +31,7 @@ State = dict[str, Any]
 and ``callbacks``."""
 
 
-class RankState(L.Callback):
+class RankState(Part):
     """Saves what each rank has of its own within an epoch, and gives all ranks the same buffers.
 
     A checkpoint within an epoch holds for each rank:
@@ -51,15 +52,17 @@ class RankState(L.Callback):
     of samples and their numbers: its floats belong to these integers.
     """
 
+    key = "ranks"
+
     def __init__(self) -> None:
-        self._saved: list[State] = []  # of each rank, from a checkpoint
+        self._saved: list[State] = []  # of this rank, or of all, from a checkpoint
         self._gradients: dict[str, Tensor] = {}  # of all ranks, if they are sharded
         self._sums: list[State] = []  # what this rank restores when every hook has run
+        self._has_own_sums = True
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Save the state of all ranks, each of which must call this."""
+    def save(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> State:
+        """Keep the state of this rank."""
+        pl_module = trainer.lightning_module
         sums = {name: part.state() for name, part in epoch_sums(pl_module).items()}
         own: State = {"weight": weights_of_ranks(trainer)[trainer.global_rank], "sums": sums}
         # One rank has no other buffers than those that Lightning saves.
@@ -69,8 +72,7 @@ class RankState(L.Callback):
             own["callbacks"] = map_tensors(states, lambda _, tensor: tensor.cpu())
         if not pl_module.automatic_optimization:
             own["gradients"], checkpoint["gradients"] = split_gradients(pl_module)
-        own |= self._collect_metrics(trainer, pl_module)
-        checkpoint["state_of_ranks"] = process_group.gather(own)
+        return own | self._collect_metrics(trainer, pl_module)
 
     def _collect_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> State:
         epochs: Any = trainer.fit_loop.epoch_progress.current
@@ -86,30 +88,24 @@ class RankState(L.Callback):
                 metrics[name] = epoch_logs.metric_state(metric)
         return {"logged": logs, "metrics": metrics}
 
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def load(self, trainer: L.Trainer, checkpoint: dict[str, Any], saved: Saved) -> None:
         """Remember it until training starts: the strategy still moves the model until then."""
-        if trainer.state.fn == "fit":
-            self._saved = checkpoint.get("state_of_ranks", [])
-            self._gradients = checkpoint.get("gradients", {})
+        self._saved = saved.ranks
+        self._gradients = checkpoint.get("gradients", {})
+        self._has_own_sums = saved.is_same_number or trainer.is_global_zero
+        if saved.is_same_number:
+            self._saved = [saved.own | {"weight": 1.0}]
             # Lightning gives each callback its state after this. The checkpoint has that of rank
             # zero: with it, this rank may disagree with a save for which it has voted before.
-            if len(self._saved) == trainer.world_size:
-                own = self._saved[trainer.global_rank]
-                checkpoint["callbacks"].update(own.get("callbacks", {}))
+            checkpoint["callbacks"].update(saved.own.get("callbacks", {}))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the state of this rank, but for what it has counted."""
         states, self._saved = self._saved, []
-        is_same_number = len(states) == trainer.world_size
-        if is_same_number:
-            states = [states[trainer.global_rank] | {"weight": 1.0}]
         self._restore_buffers(trainer, pl_module, states)
         self._restore_gradients(pl_module, states)
         # On another number of ranks the sums must not be counted twice.
-        has_sums = is_same_number or trainer.is_global_zero
-        self._sums = states if has_sums else []
+        self._sums = states if self._has_own_sums else []
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore what this rank has counted, when every hook of the start is through.
