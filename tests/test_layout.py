@@ -246,7 +246,7 @@ ALLOWED_WORDS = {
     "launch": {"image", "images", "label", "labels"},
     # Container images: the commit that one was built from, and one image for all ranks.
     "run/records.py": {"image"},
-    "ranks/preflight.py": {"image"},
+    "plugins/preflight.py": {"image"},
     "hydra/rules.py": {"image"},  # cluster.image_pull_policy
     "cli.py": {"image"},  # the command that builds a container image
     # Metrics of which the highest value is the best one, by their usual names.

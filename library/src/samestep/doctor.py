@@ -31,12 +31,14 @@ def examine(cfg: DictConfig) -> int:
     """Print on rank zero what all ranks find. Returns the exit code."""
     from samestep import fit_checks
     from samestep.hydra.build import build_run
-    from samestep.ranks import preflight, process_group
-    from samestep.ranks.preflight import Finding
+    from samestep.plugins import preflight
+    from samestep.plugins.preflight import Finding
+    from samestep.ranks import meeting, process_group
     from samestep.trainer import distributed_session
 
     accelerator, timeout_s = cfg.trainer.accelerator, cfg.cluster.timeout_s
-    way = preflight.find_rank_zero(accelerator, timeout_s)
+    preflight.before_meeting(accelerator)
+    way = meeting.find_rank_zero(timeout_s)
     found = [Finding("rank zero", way)] if way else []
     trainer, model, data = build_run(cfg)
     with distributed_session(accelerator, timeout_s):

@@ -4,6 +4,8 @@ A plug-in is a module, or an object, that has some of these functions:
 
 - ``callback(spec)``: a callback for a run, or None where it has nothing to do. ``Plugin`` has hooks
   that Lightning's callbacks have not.
+- ``before_meeting(accelerator)``: called on each rank before it meets the others.
+- ``before_run(spec, model, data)``: called on each rank before anything is written.
 - ``epoch_loop(kind)``: the class of the loop over an epoch, one that inherits from ``kind``.
 - ``change(given)``: the arguments of ``samestep.Trainer``, ``Given``, as it wants them.
 
@@ -28,7 +30,9 @@ from samestep.ranks import environment
 from samestep.run_spec import RunSpec
 
 GROUP = "samestep.plugins"
-OF_EVERY_RUN = "samestep.plugins.fast_step", "samestep.plugins.receipts"
+OF_EVERY_RUN = (
+    "samestep.plugins.fast_step", "samestep.plugins.preflight", "samestep.plugins.receipts",
+)  # fmt: skip
 """Each decides itself whether it has something to do in a run."""
 
 
@@ -73,6 +77,12 @@ def change(given: Given) -> Given:
     for plugin in find("change"):
         given = plugin.change(given)
     return given
+
+
+def call(function: str, *arguments: Any) -> None:
+    """Call this function of every plug-in that has it."""
+    for plugin in find(function):
+        getattr(plugin, function)(*arguments)
 
 
 def find(function: str) -> Iterator[Any]:

@@ -52,9 +52,9 @@ from samestep.ranks import (
     environment,
     epoch_logs,
     failure,
+    meeting,
     notices,
     output,
-    preflight,
     process_group,
     run_dirs,
     stopping,
@@ -399,7 +399,7 @@ class Trainer(L.Trainer):
             self._test_follows = fit_checks.has_test(model, datamodule)
         if self._test_follows:
             fit_checks.check_limit_of_test(self, model, datamodule)
-        preflight.run(self.spec, model, data)
+        plugin.call("before_run", self.spec, model, data)
 
     @contextmanager
     def _recorded(self, *, ends_run: bool) -> Iterator[None]:
@@ -628,7 +628,8 @@ def distributed_session(accelerator: str, timeout_s: float) -> Iterator[None]:
     """
     if threading.current_thread() is threading.main_thread() and not stopping.is_installed():
         stopping.install()
-    preflight.find_rank_zero(accelerator, timeout_s)
+    plugin.call("before_meeting", accelerator)
+    meeting.find_rank_zero(timeout_s)
     process_group.init(accelerator, timeout_s)
     # init_process_group wraps sys.excepthook; put ours back on top, or the one-line error is lost.
     failure.ErrorHook.install()

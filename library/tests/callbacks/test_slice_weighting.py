@@ -15,7 +15,8 @@ from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.data.loader import BatchLoader
 from samestep.data.loaders import find_batch_loaders
 from samestep.errors import ConfigError
-from samestep.ranks import environment, preflight, process_group
+from samestep.plugins import preflight
+from samestep.ranks import environment, process_group
 from samestep.run_spec import RunSpec
 
 DATA = TensorDataset(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))

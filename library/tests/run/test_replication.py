@@ -20,7 +20,7 @@ from torch.distributed import FileStore
 from library.tests.kit import make_spec
 from library.tests.programs import PATIENCE_S
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import collectives, preflight
+from samestep.ranks import collectives, meeting
 from samestep.run import lifecycle, replication
 from samestep.run.changes import config_digest
 from samestep.run.checkpoint import (
@@ -259,8 +259,8 @@ def test_the_preflight_finds_out_whether_the_directory_is_shared(tmp_path: Path)
     def scenario(spec: RunSpec) -> None:
         own = f"node-{NODES[dist.get_rank()]}/mine"
         for place in (tmp_path, tmp_path / "exists"):
-            assert not preflight.is_shared(place / own)
-            assert preflight.is_shared(place / "both/mine")
+            assert not meeting.is_shared(place / own)
+            assert meeting.is_shared(place / "both/mine")
 
     for name in ("node-0", "node-1", "node-2", "both"):
         (tmp_path / "exists" / name / "mine").mkdir(parents=True)

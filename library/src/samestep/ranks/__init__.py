@@ -4,14 +4,14 @@ Promise: an error on one rank ends all ranks with one message, and a signal to o
 ranks between the same two steps.
 
 Read in this order: ``environment`` (who am I), ``process_table`` (other processes), ``network``
-(how to reach rank zero), ``collectives`` (which backend takes a tensor), ``process_group`` (meet,
-decide together), ``run_dirs`` (one run directory for all of them), ``sharded`` (a part of the model
-on each rank), ``epoch_sums`` (what each rank adds up), ``devices`` and ``gradients`` (what a GPU
-computes, and nothing waits for), ``strategies`` (how Lightning trains on these ranks),
-``preflight`` (checks before the first step), ``stopping``, ``child_signals``, ``requeue`` and
-``notices`` (signals and other requests), ``heartbeat`` (progress, and the end of ranks that hang),
-``failure``, ``interrupts``, ``output`` and ``process`` (errors, output and exit codes), ``forked``
-(what must leave no trace), ``secrets`` (what is never printed), ``epoch_logs`` (logged values over
-the ranks) and ``compat`` (private names of other libraries; ``samestep.loops`` has those of
-Lightning's loops).
+(addresses and interfaces), ``collectives`` (which backend takes a tensor), ``process_group`` (meet,
+decide together), ``meeting`` (how to reach rank zero), ``run_dirs`` (one run directory for all of
+them), ``sharded`` (a part of the model on each rank), ``epoch_sums`` (what each rank adds up),
+``devices`` and ``gradients`` (what a GPU computes, and nothing waits for), ``strategies`` (how
+Lightning trains on these ranks), ``stopping``, ``child_signals``, ``requeue`` and ``notices``
+(signals and other requests), ``heartbeat`` (progress, and the end of ranks that hang), ``failure``,
+``interrupts``, ``output`` and ``process`` (errors, output and exit codes), ``forked`` (what must
+leave no trace), ``secrets`` (what is never printed), ``epoch_logs`` (logged values over the ranks)
+and ``compat`` (private names of other libraries; ``samestep.loops`` has those of Lightning's
+loops).
 """

@@ -7,11 +7,9 @@ import struct
 import time
 from collections.abc import Callable
 from ipaddress import ip_address
-from pathlib import Path
 
-from samestep.errors import ConfigError, RunError
+from samestep.errors import RunError
 from samestep.option_names import option
-from samestep.ranks import environment
 
 OUTSIDE_ADDRESS = "203.0.113.1"  # reserved for documentation: only the default route leads there
 CONNECT_S = 2  # seconds for one attempt to reach a server
@@ -115,58 +113,6 @@ def address_towards(address: str) -> str:
     if is_this_node:
         return address
     raise OSError(error, os.strerror(error))
-
-
-def check_chosen_interfaces(*, uses_nccl: bool) -> None:
-    """Check the interfaces that the environment chooses for gloo and NCCL.
-
-    gloo only says that it found no address for a name, and NCCL that it found no interface.
-
-    Raises:
-        ConfigError: if this machine does not have one of them.
-    """
-    existing = interfaces()
-    for_gloo = environment.variable("GLOO_SOCKET_IFNAME")
-    # gloo needs all of a list.
-    if for_gloo and not set(existing).issuperset(for_gloo.split(",")):
-        raise no_such_interface("GLOO_SOCKET_IFNAME", for_gloo, existing)
-    for_nccl = environment.variable("NCCL_SOCKET_IFNAME")
-    if not for_nccl or not uses_nccl:
-        return
-    if not any(nccl_takes(name, for_nccl) for name in existing):
-        raise no_such_interface("NCCL_SOCKET_IFNAME", for_nccl, existing)
-
-
-def no_such_interface(variable: str, given: str, existing: list[str]) -> ConfigError:
-    """The error for a variable of the environment, perhaps of another machine or container."""
-    return ConfigError(
-        f"{variable}={given}: names no network interface of {socket.gethostname()}, which has "
-        f"{', '.join(existing)}; unset the variable, or name one of these"
-    )
-
-
-def nccl_takes(name: str, given: str) -> bool:
-    """Whether NCCL takes this interface: a list has prefixes, `=` names, or what `^` excludes."""
-    patterns = given.lstrip("^=").split(",")
-    is_named = name in patterns
-    if "=" not in given[:2]:
-        is_named = name.startswith(tuple(patterns))
-    return is_named != given.startswith("^")
-
-
-def interfaces() -> list[str]:
-    """The names of the interfaces that have an address; of all where addresses are not known."""
-    # One line for each address, with the name at its end.
-    of_ipv6 = Path("/proc/net/if_inet6")
-    lines = of_ipv6.read_text().splitlines() if of_ipv6.exists() else []
-    names = {line.split()[-1] for line in lines}
-    existing = [name for _, name in socket.if_nameindex()]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for name in existing:
-            if ipv4_address(probe, name):
-                names.add(name)
-    # Other systems than Linux do not answer, and lo0 of macOS must not be rejected for that.
-    return sorted(names or existing)
 
 
 def ipv4_address(probe: socket.socket, interface: str) -> str | None:

@@ -27,7 +27,7 @@ import yaml
 from samestep.errors import ConfigError, remedy_of
 from samestep.option_names import option, setting
 from samestep.ranks import environment, failure, output
-from samestep.ranks.preflight import is_shared
+from samestep.ranks.meeting import is_shared
 from samestep.ranks.process_group import device_kind, on_rank_zero
 from samestep.ranks.secrets import redact, redact_argument, redact_values
 from samestep.ranks.stopping import Interrupted, Stopped

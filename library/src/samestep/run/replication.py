@@ -17,7 +17,7 @@ import torch
 
 from samestep.errors import ConfigError
 from samestep.ranks import collectives, environment
-from samestep.ranks.preflight import is_shared
+from samestep.ranks.meeting import is_shared
 from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_rank_zero
 from samestep.run import lock, manifest, record
 from samestep.run.changes import find_changes

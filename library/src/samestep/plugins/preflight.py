@@ -1,17 +1,17 @@
 """What must hold on every rank before the first step; ``samestep doctor`` shows only this.
 
-``check_this_rank`` yields what a rank finds by itself. ``compare`` and ``is_shared`` need the other
-ranks.
+``before_meeting`` looks at what a rank needs to meet the others. ``check_this_rank`` yields what a
+rank finds by itself, ``compare`` needs the others.
 """
 
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from functools import cache
+from contextlib import suppress
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -22,10 +22,12 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from samestep.config_keys import KeyScope, scope_of
-from samestep.errors import ConfigError, RunError, remedy_of
+from samestep.errors import ConfigError, remedy_of
 from samestep.option_names import option, setting
-from samestep.ranks import environment, network, process_group
-from samestep.ranks.process_group import broadcast, device_kind
+from samestep.ranks import environment, process_group
+from samestep.ranks.meeting import MachineError, is_shared
+from samestep.ranks.network import ipv4_address
+from samestep.ranks.process_group import device_kind
 from samestep.run_spec import RunSpec, check_shares, leaves
 
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that pip has installed
@@ -38,10 +40,6 @@ CONFIG_CHECKS = {
 }  # exit code 2
 NOT_SHARED = "run directory is not shared: nodes get checkpoints from rank zero"
 BYTES_PER_PARAMETER = 3 * 4 * 3  # weights and two moments, 4 bytes each, in 3 checkpoint files
-
-
-class PreflightError(RunError):
-    """The machine or the network cannot run this: one message, exit code 1."""
 
 
 class Finding(NamedTuple):
@@ -57,29 +55,15 @@ class Finding(NamedTuple):
         return "failed" if self.remedy else "ok"
 
 
-def find_rank_zero(accelerator: str, timeout_s: float) -> str:
-    """Wait until rank zero's node can be reached, ``timeout_s`` seconds at most.
+def before_meeting(accelerator: str) -> None:
+    """Find what would keep this rank from meeting the others, or end it without a reason.
 
-    With several nodes, gloo and NCCL use the interface that leads to rank zero, unless
-    ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` is set. Returns what was found; an empty text
-    without torchrun.
+    Raises:
+        ConfigError: with the first that is found.
     """
     check_gpus(accelerator)
-    if not environment.under_torchrun():
-        return ""
-    network.check_chosen_interfaces(uses_nccl=torch.cuda.is_available() and accelerator != "cpu")
-    name = environment.variable("MASTER_ADDR") or "localhost"
-    try:
-        address, own_address = network.wait_for(name, timeout_s)
-    except network.NetworkError as error:
-        raise PreflightError(f"rank {environment.rank()}: MASTER_ADDR={name}: {error}") from error
-    interface = None
-    if environment.num_nodes() > 1:
-        interface = network.interface_with(own_address)
-    if interface is None:
-        return f"{name} is {address}"
-    choose_interface(interface)
-    return f"{name} is {address}, reached through {interface}"
+    if environment.under_torchrun():
+        check_chosen_interfaces(uses_nccl=torch.cuda.is_available() and accelerator != "cpu")
 
 
 def check_gpus(accelerator: str) -> None:
@@ -93,16 +77,9 @@ def check_gpus(accelerator: str) -> None:
     raise_failures([check_accelerator(accelerator)])
 
 
-def choose_interface(interface: str) -> None:
-    """Tell gloo and NCCL which interface to use; on their own they may take one of a container."""
-    # NCCL takes eth1 for a prefix, which eth10 has too, unless an equals sign stands before it.
-    chosen = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-    for variable, value in chosen.items():
-        if not environment.variable(variable):
-            environment.set_variable(variable, value)
-
-
-def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule | None) -> None:
+def before_run(
+    spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule | None
+) -> None:
     """Do all checks on all ranks; every rank must call this, and gets the same error."""
     findings = inspect(spec, model, datamodule)
     if environment.rank() == 0 and Finding("nodes", NOT_SHARED) in findings:
@@ -117,7 +94,7 @@ def raise_failures(findings: list[Finding]) -> None:
         raise error
 
 
-def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
+def failure(findings: list[Finding]) -> ConfigError | MachineError | None:
     """Build one error of all checks that failed; None if none did."""
     lines: list[str] = []
     names: set[str] = set()
@@ -130,7 +107,7 @@ def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
     # If only the configuration is wrong, trying the same command again cannot help.
     if names <= CONFIG_CHECKS:
         return ConfigError("\n".join(lines))
-    return PreflightError("\n".join(lines))
+    return MachineError("\n".join(lines))
 
 
 def inspect(
@@ -153,7 +130,7 @@ def inspect(
         everyone = process_group.gather((mine, values))
         shared = is_shared(spec.run_dir)
     except RuntimeError as error:  # of a collective
-        raise PreflightError(
+        raise MachineError(
             f"rank {environment.rank()}: the other ranks do not answer ({error}); check their "
             "logs, then for a firewall, then set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         ) from error
@@ -286,46 +263,6 @@ def check_room(check: str, place: Path, needed: float, remedy: str) -> Finding:
     return Finding(check, fact, remedy if free < needed else "")
 
 
-@cache
-def is_shared(run_dir: Path) -> bool:
-    """Whether all nodes see the run directory that rank zero writes; every rank must call this.
-
-    Rank zero makes a hidden file in the run directory, or in the nearest folder above it that
-    exists. The other ranks look for it in the same place. The file is gone afterwards. This is
-    done once in a process.
-    """
-    if environment.num_nodes() == 1:
-        return True
-    folders = [run_dir.absolute(), *run_dir.absolute().parents]
-    names = [path.name for path in folders]
-    with ExitStack() as stack:
-        token: tuple[int, str] | None = None
-        if environment.rank() == 0:
-            # Whether the directory can be written at all is another check.
-            with suppress(OSError):
-                level, place = find_existing(folders)
-                file = stack.enter_context(
-                    tempfile.NamedTemporaryFile(dir=place, prefix=".samestep-")
-                )
-                token = level, Path(file.name).name
-        token, names_of_rank_zero = broadcast((token, names))
-        if token is None:
-            return True
-        level, name = token
-        # The names below the shared folder tell node-0/runs/mine from node-1/runs/mine.
-        has_same_names = names[:level] == names_of_rank_zero[:level]
-        sees = has_same_names and (folders[level] / name).exists()
-        return all(process_group.gather(sees))
-
-
-def find_existing(folders: list[Path]) -> tuple[int, Path]:
-    """Return the first folder that exists, and its place in the list before it."""
-    for level, path in enumerate(folders):
-        if path.is_dir():
-            return level, path
-    raise AssertionError("the root of the file system exists")
-
-
 def identity(spec: RunSpec) -> dict[str, str]:
     """What must be the same on all ranks, beside the code."""
     values = {"torch": torch.__version__, "device": device_kind(spec.accelerator)}
@@ -379,3 +316,58 @@ def compare(values: dict[str, str], first: dict[str, str]) -> Finding:
     remedy = "start all ranks by one command, from one image or directory, on one kind of device"
     # Of a wrong image every file differs.
     return Finding("sameness", f"{len(facts)} differences: {'; '.join(facts[:5])}", remedy)
+
+
+# -- Interfaces of the network ---------------------------------------------------------------------
+
+
+def check_chosen_interfaces(*, uses_nccl: bool) -> None:
+    """Check the interfaces that the environment chooses for gloo and NCCL.
+
+    gloo only says that it found no address for a name, and NCCL that it found no interface.
+
+    Raises:
+        ConfigError: if this machine does not have one of them.
+    """
+    existing = interfaces()
+    for_gloo = environment.variable("GLOO_SOCKET_IFNAME")
+    # gloo needs all of a list.
+    if for_gloo and not set(existing).issuperset(for_gloo.split(",")):
+        raise no_such_interface("GLOO_SOCKET_IFNAME", for_gloo, existing)
+    for_nccl = environment.variable("NCCL_SOCKET_IFNAME")
+    if not for_nccl or not uses_nccl:
+        return
+    if not any(nccl_takes(name, for_nccl) for name in existing):
+        raise no_such_interface("NCCL_SOCKET_IFNAME", for_nccl, existing)
+
+
+def no_such_interface(variable: str, given: str, existing: list[str]) -> ConfigError:
+    """The error for a variable of the environment, perhaps of another machine or container."""
+    return ConfigError(
+        f"{variable}={given}: names no network interface of {socket.gethostname()}, which has "
+        f"{', '.join(existing)}; unset the variable, or name one of these"
+    )
+
+
+def nccl_takes(name: str, given: str) -> bool:
+    """Whether NCCL takes this interface: a list has prefixes, `=` names, or what `^` excludes."""
+    patterns = given.lstrip("^=").split(",")
+    is_named = name in patterns
+    if "=" not in given[:2]:
+        is_named = name.startswith(tuple(patterns))
+    return is_named != given.startswith("^")
+
+
+def interfaces() -> list[str]:
+    """The names of the interfaces that have an address; of all where addresses are not known."""
+    # One line for each address, with the name at its end.
+    of_ipv6 = Path("/proc/net/if_inet6")
+    lines = of_ipv6.read_text().splitlines() if of_ipv6.exists() else []
+    names = {line.split()[-1] for line in lines}
+    existing = [name for _, name in socket.if_nameindex()]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in existing:
+            if ipv4_address(probe, name):
+                names.add(name)
+    # Other systems than Linux do not answer, and lo0 of macOS must not be rejected for that.
+    return sorted(names or existing)

@@ -21,8 +21,10 @@ from library.tests.kit import Net, make_spec
 from library.tests.programs import PATIENCE_S, run_ranks
 from library.tests.programs import environment as variables
 from samestep.errors import ConfigError
-from samestep.ranks import collectives, environment, network, preflight
-from samestep.ranks.preflight import PreflightError, compare, identity, inspect
+from samestep.plugins import preflight
+from samestep.plugins.preflight import compare, identity, inspect
+from samestep.ranks import collectives, environment, meeting, network
+from samestep.ranks.meeting import MachineError
 from samestep.run_spec import RunSpec
 
 Usage = namedtuple("Usage", "total used free")
@@ -61,7 +63,7 @@ def test_a_sound_machine_passes_and_nothing_is_left_behind(spec, model, tmp_path
     checks = {"world size", "accelerator", "run directory", "sameness"}
     assert {finding.check for finding in findings} == checks
     assert all(finding.result == "ok" for finding in findings)
-    preflight.run(spec(), model, DATA)
+    preflight.before_run(spec(), model, DATA)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,7 +78,7 @@ def test_the_number_of_ranks_is_the_configured_one(
     torchrun(WORLD_SIZE=str(world_size))
     told = rf"rank 0: ranks: 3, .*devices={devices} x num_nodes={nodes}"
     with nullcontext() if passes else pytest.raises(ConfigError, match=told):
-        preflight.run(cfg, model, DATA)
+        preflight.before_run(cfg, model, DATA)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_each_rank_needs_a_gpu_of_its_own(
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
     told = rf"rank 0.*: .*GPUs: {gpus}, ranks: {ranks} here; accelerator={accelerator} "
     with nullcontext() if passes else pytest.raises(ConfigError, match=told):
-        preflight.run(cfg, model, DATA)
+        preflight.before_run(cfg, model, DATA)
 
 
 def test_missing_gpus_are_told_before_the_ranks_meet(spec, torchrun, monkeypatch):
@@ -99,15 +101,16 @@ def test_missing_gpus_are_told_before_the_ranks_meet(spec, torchrun, monkeypatch
     with pytest.raises(
         ConfigError, match=r"GPUs: 0, ranks: 1 here; .* GPU per rank: check the driver"
     ):
-        preflight.find_rank_zero("gpu", 300)
-    assert preflight.find_rank_zero("cpu", 300) == ""
+        preflight.before_meeting("gpu")
+    preflight.before_meeting("cpu")
+    assert meeting.find_rank_zero(300) == ""
     torchrun(LOCAL_WORLD_SIZE="2", MASTER_ADDR="localhost")
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(
         ConfigError, match=r"GPUs: 1, ranks: 2 here; accelerator=gpu .* start fewer"
     ):
-        preflight.find_rank_zero("gpu", 300)
+        preflight.before_meeting("gpu")
 
 
 def test_a_run_directory_that_cannot_be_written(spec, model, tmp_path: Path):
@@ -115,7 +118,7 @@ def test_a_run_directory_that_cannot_be_written(spec, model, tmp_path: Path):
     with pytest.raises(
         ConfigError, match=r"run directory: rank 0: run_dir=.*/test cannot be .*run_dir="
     ):
-        preflight.run(spec(), model, DATA)
+        preflight.before_run(spec(), model, DATA)
 
 
 def test_a_full_disk_is_found_by_writing(spec, model, monkeypatch, tmp_path: Path):
@@ -124,7 +127,7 @@ def test_a_full_disk_is_found_by_writing(spec, model, monkeypatch, tmp_path: Pat
 
     monkeypatch.setattr(preflight.os, "fsync", fsync)
     with pytest.raises(ConfigError, match=r"cannot be written: No space left on device"):
-        preflight.run(spec(), model, DATA)
+        preflight.before_run(spec(), model, DATA)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,10 +135,10 @@ def test_a_run_directory_needs_room_for_three_checkpoints(spec, model, monkeypat
     needed = 3 * 3 * 4 * sum(parameter.numel() for parameter in model.parameters())
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, needed - 1))
     with pytest.raises(ConfigError, match=r"0: 0 MiB free in .*, 1 needed; free some space"):
-        preflight.run(spec(), model, DATA)
+        preflight.before_run(spec(), model, DATA)
     (tmp_path / "test/checkpoints").mkdir(parents=True)
     (tmp_path / "test/checkpoints/last.ckpt").write_bytes(b"x")  # will be replaced
-    preflight.run(spec(), model, DATA)
+    preflight.before_run(spec(), model, DATA)
 
 
 def test_a_name_that_stays_unknown(spec, torchrun):
@@ -144,8 +147,8 @@ def test_a_name_that_stays_unknown(spec, torchrun):
         r"rank 3: MASTER_ADDR=node-0.invalid: no route to node-0.invalid after 0.1 s "
         r"\(.*subdomain.*timeout_s="
     )
-    with pytest.raises(PreflightError, match=told):
-        preflight.find_rank_zero("cpu", 0.1)
+    with pytest.raises(MachineError, match=told):
+        meeting.find_rank_zero(0.1)
 
 
 def test_with_several_nodes_the_interface_is_chosen_unless_the_user_did(torchrun, monkeypatch):
@@ -154,27 +157,26 @@ def test_with_several_nodes_the_interface_is_chosen_unless_the_user_did(torchrun
     monkeypatch.setattr(environment, "set_variable", variables.__setitem__)
     monkeypatch.setattr(network, "wait_for", lambda name, timeout_s: (name, "10.0.0.2"))
     monkeypatch.setattr(network, "interface_with", {"10.0.0.2": "eth1"}.get)
-    monkeypatch.setattr(network, "interfaces", lambda: ["eth1", "eth7"])
     torchrun(MASTER_ADDR="10.0.0.1", GROUP_WORLD_SIZE="1", **chosen)
-    preflight.find_rank_zero("cpu", 300)
+    meeting.find_rank_zero(300)
     assert variables == chosen  # one node: left alone
     torchrun(GROUP_WORLD_SIZE="2")
-    assert preflight.find_rank_zero("cpu", 300) == "10.0.0.1 is 10.0.0.1, reached through eth1"
+    assert meeting.find_rank_zero(300) == "10.0.0.1 is 10.0.0.1, reached through eth1"
     assert variables == {**chosen, "NCCL_SOCKET_IFNAME": "=eth1"}
 
 
 def test_an_interface_that_this_machine_does_not_have_is_named(torchrun, monkeypatch):
     """A variable of another machine; gloo only says twice that it finds no address."""
-    monkeypatch.setattr(network, "interfaces", lambda: ["eth0", "lo"])
+    monkeypatch.setattr(preflight, "interfaces", lambda: ["eth0", "lo"])
     torchrun(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="eth7")
     said = r"^GLOO_SOCKET_IFNAME=eth7: names no network interface of .*, which has eth0, lo; unset"
     with pytest.raises(ConfigError, match=said):
-        preflight.find_rank_zero("cpu", 1)
+        preflight.before_meeting("cpu")
     # NCCL is for GPUs only.
     torchrun(GLOO_SOCKET_IFNAME="eth0", NCCL_SOCKET_IFNAME="ib0")
-    preflight.find_rank_zero("cpu", 1)
+    preflight.before_meeting("cpu")
     with pytest.raises(ConfigError, match=r"^NCCL_SOCKET_IFNAME=ib0: "):
-        network.check_chosen_interfaces(uses_nccl=True)
+        preflight.check_chosen_interfaces(uses_nccl=True)
 
 
 @pytest.mark.parametrize(("shared", "said"), [(True, ""), (False, preflight.NOT_SHARED)])
@@ -183,7 +185,7 @@ def test_nodes_that_do_not_share_the_run_directory_are_told_in_one_line(
 ):
     torchrun(GROUP_WORLD_SIZE="2")
     monkeypatch.setattr(preflight, "is_shared", lambda run_dir: shared)
-    preflight.run(spec(), model, DATA)
+    preflight.before_run(spec(), model, DATA)
     assert capsys.readouterr().out.strip() == f"Preflight: {said}" * bool(said)
 
 
@@ -205,7 +207,7 @@ def test_what_differs_between_ranks_is_named(spec):
 def test_the_compared_code_is_that_of_the_user_and_of_samestep(model):
     values = preflight.hash_code(model, DATA)
     package = __name__.partition(".")[0]
-    assert "samestep/ranks/preflight.py" in values
+    assert "samestep/plugins/preflight.py" in values
     assert any(name.endswith("tests/kit.py") for name in values)
     # Also where samestep is installed: DATA is Lightning's, which lies beside it then.
     assert {file.partition("/")[0] for file in values} == {package, "samestep"}
@@ -237,7 +239,7 @@ def test_ranks_that_do_not_answer(spec, model, monkeypatch):
     monkeypatch.setattr(collectives, "num_ranks", lambda: 2)
     monkeypatch.setattr(collectives, "cpu_group", lambda: None)
     monkeypatch.setattr(torch.distributed, "all_gather_object", time_out)
-    with pytest.raises(PreflightError, match=r"rank 0: .*do not answer \(Timed out.*IFNAME"):
+    with pytest.raises(MachineError, match=r"rank 0: .*do not answer \(Timed out.*IFNAME"):
         inspect(spec(), model, DATA)
 
 
@@ -245,12 +247,13 @@ TORCHRUN = ["-m", "torch.distributed.run"]
 RANK = """
 import sys
 import net
-from samestep.ranks import preflight
-from samestep.ranks import preflight, process_group
+from samestep.plugins import preflight
+from samestep.ranks import meeting, process_group
+from samestep.plugins import preflight
 from library.tests.kit import make_spec
 
 folder, timeout_s, devices, *differences = sys.argv[1:]
-print(preflight.find_rank_zero("cpu", float(timeout_s)))
+print(meeting.find_rank_zero(float(timeout_s)))
 process_group.init("cpu", float(timeout_s))
 with process_group.shared_errors():
     spec = make_spec(folder / net.Path("run"), devices=int(devices), config=net.CONFIG)
