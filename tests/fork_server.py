@@ -8,6 +8,7 @@ nothing else. ``install()`` makes ``subprocess.Popen`` use it:
 2. ``ForkServer.fork`` sends the program and its standard streams to the server.
 3. ``serve``, in the server, forks. The new process becomes a child of the caller.
 4. ``become``, ``run`` and ``execute``, in the new process, prepare it, run the code, and end it.
+   Where the code calls ``os.execv``, ``replace`` does the same for another program.
 
 The program has the process id, parent, exit code, signals, process group, folder, variables and
 streams that it would have in a new interpreter, and imports the code of this repository by itself.
@@ -35,6 +36,8 @@ import time
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from dataclasses import replace as changed
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -69,6 +72,8 @@ OPTIONS = {
 
 PR_SET_CHILD_SUBREAPER = 36  # see prctl(2)
 ORIGINAL_POPEN = subprocess.Popen
+ORIGINAL_EXECV = os.execv
+OWN_CODE = re.compile(r"(samestep|project|library|labs|examples|tests)(\.|$)")
 
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
@@ -239,6 +244,7 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     connection.send(str(os.getpid()).encode())
     os.closerange(3, 64)
     Popen.server = None
+    os.execv = partial(replace, program)
     if program.pod:
         runpy.run_path(ENTER_POD)["enter"](*program.pod)
     if program.argv[:2] != ["-m", "samestep.launch.entrypoint"]:
@@ -266,6 +272,23 @@ def start_own_server(program: Program) -> None:
     # The supervisor of an entry point forks its agent with blocked signals.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     serve(theirs)
+
+
+def replace(program: Program, path: str, args: Sequence[str]) -> NoReturn:
+    """Do in a fork what ``os.execv`` does, if it would run Python code with this interpreter."""
+    if path != sys.executable or args[1] != "-c":
+        ORIGINAL_EXECV(path, args)
+    atexit._clear()
+    sys.excepthook = sys.__excepthook__
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in [name for name in sys.modules if OWN_CODE.match(name)]:
+        del sys.modules[name]
+    run(changed(program, argv=[*args[1:]]))
 
 
 def run(program: Program) -> NoReturn:
@@ -311,6 +334,11 @@ def execute(program: Program) -> None:
     entries = program.env.get("PYTHONPATH", "").split(os.pathsep)
     given = [str(Path(entry).absolute()) for entry in entries if entry]
     installed = [entry for entry in sys.path if entry not in given]
+    if program.argv[0] == "-c":
+        sys.argv = ["-c", *program.argv[2:]]
+        sys.path[:] = ["", *given, *installed]
+        exec(program.argv[1], {"__name__": "__main__"})
+        return
     if program.argv[0] == "-m":
         sys.argv = program.argv[1:]
         sys.path[:] = [program.cwd, *given, *installed]

@@ -22,8 +22,7 @@ from library.tests.kit import Net, batches, check_same, fit, rows, weights
 from library.tests.programs import environment, free_port, run, run_code, run_ranks
 from samestep import Trainer, arguments
 from samestep.errors import ConfigError
-from samestep.node import agent
-from samestep.ranks import run_dirs
+from samestep.ranks import run_dirs, starting
 from samestep.run import record
 from samestep.run.copies import KeepsCopy
 from samestep.trainer import front_end_of_script
@@ -517,8 +516,8 @@ def test_a_process_that_becomes_the_agent_leaves_the_notes_to_its_ranks(
 ):
     monkeypatch.setattr("samestep.arguments._noted", set())
     monkeypatch.setattr(run_dirs, "hand_on", lambda: None)
-    monkeypatch.setattr(agent, "this_program", list)
-    monkeypatch.setattr(agent, "start", lambda *program, **options: 3)
+    monkeypatch.setattr(starting, "this_program", list)
+    monkeypatch.setattr(starting, "become_agent", lambda *program, **options: sys.exit(3))
     saver = ModelCheckpoint(tmp_path / "checkpoints")
     options: Any = {"accelerator": "cpu", "default_root_dir": "logs", "callbacks": saver}
     with pytest.raises(SystemExit, match="3"):

@@ -14,13 +14,13 @@ from samestep.errors import RunError
 from samestep.hydra.front_end import topology_of
 from samestep.hydra.program import compose_run
 from samestep.node import agent
-from samestep.ranks import environment, failure
+from samestep.ranks import environment, failure, starting
 
 
 def main(overrides: Sequence[str]) -> int:
     """Examine all ranks; start them first, as train.py would. Returns the exit code."""
     cfg = compose_run(overrides)
-    num = agent.num_processes(*topology_of(cfg))
+    num = starting.num_processes(*topology_of(cfg))
     if num > 1:
         return agent.start(["-m", "samestep", "doctor", *overrides], num, run_id=cfg.run_id)
     environment.limit_threads()

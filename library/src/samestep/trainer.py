@@ -45,10 +45,10 @@ from samestep.callbacks.stand_ins import StandIns
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
 from samestep.heap.hyperparameters import describe
-from samestep.node import agent, device_option
 from samestep.plugin import Given
 from samestep.ranks import (
     compat,
+    device_option,
     environment,
     epoch_logs,
     failure,
@@ -57,6 +57,7 @@ from samestep.ranks import (
     output,
     process_group,
     run_dirs,
+    starting,
     stopping,
     strategies,
 )
@@ -191,12 +192,13 @@ class Trainer(L.Trainer):
             saves_nothing=bool(options.get("fast_dev_run")),
         )
         """The facts of this run."""
-        num_processes = agent.num_processes(accelerator, devices, num_nodes)
+        num_processes = starting.num_processes(accelerator, devices, num_nodes)
         if num_processes > 1:
             # This process becomes the agent, and the script begins again in each rank.
+            program = starting.this_program()
             run_dirs.hand_on()
             device_option.name_to_ranks(devices)
-            sys.exit(agent.start(agent.this_program(), num_processes, run_id=self.spec.run_id))
+            starting.become_agent(program, num_processes, run_id=self.spec.run_id)
         wall_time.begin()
         # Not before: the process of the agent is no rank, and rank zero prints the notes.
         arguments.note_unused(unused)

@@ -1,10 +1,6 @@
 """torchrun's agents, one after the other. Real ranks: test_entrypoint.py."""
 
-import json
 import os
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +8,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
 
-from library.tests.programs import environment, run
+from library.tests.programs import run
 from samestep.node import agent
 from samestep.node.outcome import Outcome
 
@@ -82,76 +78,3 @@ def test_an_error_of_the_first_ranks_is_printed_once(tmp_path: Path, wrong: str)
     words = ["-m", "samestep", "run", "--nproc-per-node=2", "script.py"]
     done = run(*words, cwd=tmp_path, WRONG=wrong)
     assert (done.returncode, done.stderr) == (2, "error: lr=-1: must be above 0\n")
-
-
-PROGRAM = """
-import json, sys
-from samestep.errors import ConfigError
-from samestep.node import agent
-
-def main():
-    try:
-        print(json.dumps([__package__ or "", sys.flags.optimize, sys.argv[1:]]))
-        print(json.dumps(agent.this_program()))
-    except ConfigError as error:
-        print(json.dumps(str(error)))
-
-if __name__ == "__main__":
-    main()
-"""
-COMMANDS = [  # of Python, whose ranks run the same program
-    "script.py a b",
-    "-O -W ignore script.py a",
-    "-m cProfile -o prof script.py a b",
-    "-m trace --count --coverdir=cover script.py a",
-    "-m trace --trackcalls --module package.module a",
-    "-m cProfile -o prof -m package.module a",
-    "-m pdb -c continue script.py a",
-    "-m pdb -c continue -m package.module a",
-    "-m package.module a",
-    "-m package a",
-    "package/__main__.py a",
-    "package a",
-    "package.zip a",
-]
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("programs")
-    (folder / "package").mkdir()
-    for name in ("script.py", "package/__init__.py", "package/module.py", "package/__main__.py"):
-        (folder / name).write_text("" if name.endswith("__init__.py") else PROGRAM)
-    with zipfile.ZipFile(folder / "package.zip", "w") as archive:
-        archive.writestr("__main__.py", PROGRAM)
-    return folder
-
-
-@pytest.mark.program
-@pytest.mark.parametrize("command", COMMANDS)
-def test_ranks_run_the_same_program(programs: Path, command: str):
-    done = run(*command.split(), cwd=programs)
-    # A debugger and a profiler print lines of their own.
-    printed = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    start, program = map(json.loads, printed[:2])
-    again = run(*program, cwd=programs)
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout.splitlines()[0]) == start
-
-
-@pytest.mark.program
-@pytest.mark.parametrize("words", [["-"], ["-c", "import script; script.main()"]])
-def test_a_program_without_a_file_cannot_be_run_again(programs: Path, words: list[str]):
-    done = subprocess.run(
-        [sys.executable, *words], input="import script; script.main()", cwd=programs,
-        env=environment(), text=True, capture_output=True, check=True,
-    )  # fmt: skip
-    assert "it is a notebook, python -c or stdin; save it as a script" in done.stdout
-
-
-@pytest.mark.program
-def test_a_trainer_in_a_thread_finds_its_program(programs: Path):
-    code = "import threading, script\nthreading.Thread(target=script.main).start()\n"
-    (programs / "threaded.py").write_text(code)
-    done = run("threaded.py", "a", cwd=programs)
-    assert json.loads(done.stdout.splitlines()[1]) == [str(programs / "threaded.py"), "a"]

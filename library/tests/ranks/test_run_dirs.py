@@ -42,7 +42,9 @@ def test_a_name_made_of_the_time_is_one_directory(folder: Path, devices: int, pl
     done = run(*profiled, f"devices={devices}", place, cwd=folder)
     assert done.returncode == 0, done.stderr
     made = {path.name for path in folder.glob("[!.]*")}
-    assert made == {"elsewhere", "profile", "runs", "script.py"}
+    # A process that becomes the agent writes no profile.
+    profile = {"profile"} if devices == 1 else set()
+    assert made == {"elsewhere", "runs", "script.py"} | profile
     assert not [*(folder / "elsewhere").iterdir()]
     (run_dir,) = (folder / "runs").iterdir()
     assert json.loads((run_dir / "run.json").read_text())["state"] == "finished"

@@ -24,8 +24,7 @@ from samestep.hydra.overrides import rewrite_overrides
 from samestep.hydra.program import compose_run
 from samestep.hydra.project import configs_folder, project_folder
 from samestep.hydra.schema import OF_RUN
-from samestep.node import agent
-from samestep.ranks import environment, failure
+from samestep.ranks import environment, failure, starting
 from samestep.run import lock
 
 Result = TypeVar("Result")
@@ -49,13 +48,13 @@ def main(train: Train) -> int:
         if needs_hydra(flags):
             return run_with_hydra(train, flags)
         cfg = compose_run(flags.overrides)
-        num_processes = agent.num_processes(*topology_of(cfg))
+        num_processes = starting.num_processes(*topology_of(cfg))
         # Other ranks come when the first may have locked it.
         if environment.rank() == 0:
             lock.note_owner(Path(cfg.run_dir))
         if num_processes > 1:
             program = [str(project_folder() / "train.py"), *flags.overrides]
-            return agent.start(program, num_processes, run_id=cfg.run_id)
+            starting.become_agent(program, num_processes, run_id=cfg.run_id)
     except (ConfigError, RunError) as error:
         return failure.report(error)
     return train_or_report(train, cfg, flags.overrides)
@@ -130,7 +129,7 @@ def run_with_hydra(train: Train, flags: Namespace) -> int:
     """Check the overrides, and hand them to Hydra, for its flags and its own settings."""
     if not flags.shell_completion:  # its words are no overrides
         cfg = check(flags.overrides)
-        num_processes = agent.num_processes(*topology_of(cfg))
+        num_processes = starting.num_processes(*topology_of(cfg))
         if num_processes > 1 and not only_shows(flags):
             raise ConfigError(
                 f"hydra.*: trains in one process; leave it out with trainer.devices={num_processes}"
@@ -191,7 +190,7 @@ def train_in_process(
     Returns what ``train`` returns, and raises what it raises.
     """
     cfg = compose_run(words)
-    if agent.num_processes(*topology_of(cfg)) > 1:
+    if starting.num_processes(*topology_of(cfg)) > 1:
         raise ConfigError(
             f"trainer.devices={cfg.trainer.devices}: several processes need a terminal, and "
             "`python train.py`; here use trainer.devices=1"

@@ -29,8 +29,7 @@ from samestep.hydra.front_end import topology_of
 from samestep.hydra.overrides import GridRun, parse
 from samestep.hydra.project import VARIABLE, project_folder
 from samestep.hydra.rules import NAME
-from samestep.node import agent
-from samestep.ranks import environment
+from samestep.ranks import environment, starting
 
 PREFIX = "grid."
 LOCAL = "local"
@@ -272,7 +271,7 @@ def share_machine(keys: Keys, needs: Collection[Needs]) -> list[dict[str, str]]:
         if keys.wait and keys.jobs is None:
             at_once = PLACES_ON_CLUSTER
         return [{}] * at_once
-    most = max(agent.num_processes(*topology) for topology in topologies)
+    most = max(starting.num_processes(*topology) for topology in topologies)
     on_cpus = all(accelerator == "cpu" for accelerator, _, _ in topologies)
     gpus: list[str | None] = [None] * at_once
     # A single run at a time may have all of them.

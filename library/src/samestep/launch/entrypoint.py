@@ -22,10 +22,10 @@ from samestep.hydra.compose import check
 from samestep.hydra.front_end import name_run, topology_of
 from samestep.hydra.project import project_folder
 from samestep.launch import starts
-from samestep.node import device_option, pid1, rendezvous
+from samestep.node import pid1, rendezvous
 from samestep.node.cluster_environment import Node, read_node
 from samestep.node.outcome import Outcome
-from samestep.ranks import environment, failure, process
+from samestep.ranks import device_option, environment, failure, process
 from samestep.ranks.secrets import redact
 
 DEFAULTS = {  # each line of stderr begins with its rank, and is kept in a file

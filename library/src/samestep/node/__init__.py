@@ -4,8 +4,9 @@ Promise: the exit code of a node is that of the rank that failed first, and no r
 agent.
 
 Read in this order: ``cluster_environment`` (which node this is), ``rendezvous`` (where it meets the
-others), ``device_option`` (how many ranks ``devices`` means), ``agent`` (starts the ranks and
-watches them), ``outcome`` (how they ended), ``requests`` (signals that ask them to save),
-``etcd_rendezvous`` (where nodes that come and go meet), ``pid1`` (the first process of a
-container), ``run_script`` (the command ``samestep run``).
+others), ``agent`` (starts the ranks and watches them), ``outcome`` (how they ended), ``requests``
+(signals that ask them to save), ``etcd_rendezvous`` (where nodes that come and go meet), ``pid1``
+(the first process of a container), ``run_script`` (the command ``samestep run``). No rank imports
+any of them: the process of a Trainer that starts ranks becomes the agent, see
+``samestep.ranks.starting``.
 """

@@ -1,23 +1,18 @@
 """Several processes on this machine, started and watched by torchrun's own agent."""
 
-import inspect
 import logging
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from samestep.errors import ConfigError
-from samestep.node import device_option
 from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
 from samestep.node.requests import Requests
-from samestep.option_names import option, setting
-from samestep.ranks import environment, heartbeat
+from samestep.ranks import environment, failure, heartbeat, interrupts, output
 from samestep.ranks.failure import EXIT_ERROR, PREFIX
 from samestep.ranks.heartbeat import HungRanks
 from samestep.ranks.secrets import redact
@@ -28,66 +23,13 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
 
-def num_processes(accelerator: str, devices: Any, num_nodes: int) -> int:
-    """Return how many processes to start here for these arguments of the Trainer.
-
-    It is 1 under torchrun, which has started them all.
-    """
-    if environment.under_torchrun():
-        # The ranks of our own agent see the GPUs that are named, and no others.
-        if environment.variable(environment.RUN_DIRS) is None:
-            device_option.check_named(devices)
-        return 1
-    plan = environment.verify_plan()
-    if plan is not None:
-        # Each experiment of `samestep verify` has its own number, whatever the command says.
-        return int(plan["devices"])
-    if num_nodes > 1:
-        raise ConfigError(
-            f"{setting('num_nodes', num_nodes)}: several nodes are started by torchrun; on each of "
-            f"them:\n  torchrun --nnodes={num_nodes} --nproc-per-node={devices} --node-rank=N "
-            f"--master-addr=NODE_0 {Path(sys.argv[0]).name} ..."
-        )
-    return device_option.count(accelerator, devices)
-
-
-def this_program() -> list[str]:
-    """Return what Python runs now: its options, a script or a module, and its arguments.
-
-    A profiler, a debugger or coverage may run the script. The ranks run it without them.
-    """
-    # ``-O``, ``-W`` and ``-X``, as multiprocessing hands them on; Python 3.14 has no public name.
-    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    main = find_main()
-    spec = main.get("__spec__")
-    # Python has a spec with another name only for `python -m package.module`. Its file alone would
-    # not do: a script finds no relative imports.
-    if spec is not None and spec.name != "__main__":
-        return [*options, "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
-    file = main.get("__file__")
-    # A notebook, `python -c` and a script on stdin have none that could be read again.
-    if file is not None:
-        # What is in an archive has a path in it, which is no file.
-        for path in (Path(file), Path(sys.argv[0])):
-            if path.is_file():
-                return [*options, str(path.absolute()), *sys.argv[1:]]
-    raise ConfigError(
-        f"{option('devices')}: several processes run the program again, and this one has no file: "
-        f"it is a notebook, python -c or stdin; save it as a script, or use {setting('devices', 1)}"
-    )
-
-
-def find_main() -> Mapping[str, Any]:
-    """The names of the module that is run as ``__main__``."""
-    # ``sys.modules`` is not enough: it keeps the profiler of `python -m cProfile script.py`, which
-    # runs the script in names of its own. So the innermost code that is called so counts.
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "__main__":
-            return frame.f_globals
-        frame = frame.f_back
-    # The Trainer is made in a thread.
-    return vars(sys.modules["__main__"])
+def main() -> NoReturn:
+    """Be the agent that the process of a Trainer has become, see ``samestep.ranks.starting``."""
+    interrupts.interrupt_at_once()
+    failure.ErrorHook.install()
+    output.make_streams_safe()
+    count, run_id, *program = sys.argv[1:]
+    sys.exit(start(program, int(count), run_id=run_id))
 
 
 def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:

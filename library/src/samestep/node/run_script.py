@@ -24,9 +24,9 @@ from pathlib import Path
 
 from samestep.command_line import fit_terminal
 from samestep.errors import ConfigError
-from samestep.node import agent, device_option, rendezvous
+from samestep.node import agent, rendezvous
 from samestep.node.cluster_environment import read_node
-from samestep.ranks import environment, interrupts
+from samestep.ranks import device_option, environment, interrupts
 
 DEFAULTS = {"PET_NPROC_PER_NODE": "1"}
 

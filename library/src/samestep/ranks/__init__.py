@@ -3,15 +3,15 @@
 Promise: an error on one rank ends all ranks with one message, and a signal to one rank stops all
 ranks between the same two steps.
 
-Read in this order: ``environment`` (who am I), ``process_table`` (other processes), ``network``
-(addresses and interfaces), ``collectives`` (which backend takes a tensor), ``process_group`` (meet,
-decide together), ``meeting`` (how to reach rank zero), ``run_dirs`` (one run directory for all of
-them), ``sharded`` (a part of the model on each rank), ``epoch_sums`` (what each rank adds up),
-``devices`` and ``gradients`` (what a GPU computes, and nothing waits for), ``strategies`` (how
-Lightning trains on these ranks), ``stopping``, ``child_signals``, ``requeue`` and ``notices``
-(signals and other requests), ``heartbeat`` (progress, and the end of ranks that hang), ``failure``,
-``interrupts``, ``output`` and ``process`` (errors, output and exit codes), ``forked`` (what must
-leave no trace), ``secrets`` (what is never printed), ``epoch_logs`` (logged values over the ranks)
-and ``compat`` (private names of other libraries; ``samestep.loops`` has those of Lightning's
-loops).
+Read in this order: ``environment`` (who am I), ``process_table`` (other processes),
+``device_option`` and ``starting`` (how a Trainer starts ranks), ``network`` (addresses and
+interfaces), ``collectives`` (which backend takes a tensor), ``process_group`` (meet, decide
+together), ``meeting`` (how to reach rank zero), ``run_dirs`` (one run directory for all of them),
+``sharded`` (a part of the model on each rank), ``epoch_sums`` (what each rank adds up), ``devices``
+and ``gradients`` (what a GPU computes, and nothing waits for), ``strategies`` (how Lightning trains
+on these ranks), ``stopping``, ``child_signals``, ``requeue`` and ``notices`` (signals and other
+requests), ``heartbeat`` (progress, and the end of ranks that hang), ``failure``, ``interrupts``,
+``output`` and ``process`` (errors, output and exit codes), ``forked`` (what must leave no trace),
+``secrets`` (what is never printed), ``epoch_logs`` (logged values over the ranks) and ``compat``
+(private names of other libraries; ``samestep.loops`` has those of Lightning's loops).
 """

@@ -1,8 +1,8 @@
 """Where a run is: an absolute path, fixed when its Trainer is made, and the same on all ranks.
 
 A script may make up the name of its directory, from the time or from random numbers, and each rank
-runs the script. So the agent of ``samestep.node`` hands on the directories that the script has
-named in its process. Ranks that something else has started compare theirs when they meet.
+runs the script. So a process that becomes their agent hands on the directories that the script has
+named in it. Ranks that something else has started compare theirs when they meet.
 """
 
 import json

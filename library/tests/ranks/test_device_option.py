@@ -8,9 +8,8 @@ import torch
 from lightning.fabric.utilities.device_parser import _parse_gpu_ids
 
 from samestep.errors import ConfigError
-from samestep.node import agent, device_option
+from samestep.ranks import device_option, environment, starting
 from samestep.ranks import devices as gpus
-from samestep.ranks import environment
 
 ON_GPUS = {  # processes, by what is typed
     2: 2, "2": 2, 1: 1, "1": 1, "auto": 4, -1: 4, "-1": 4, "0,1": 2, "3, 1": 2, "1,": 1,
@@ -29,7 +28,7 @@ def test_as_many_processes_as_lightning_takes_gpus(
     monkeypatch: pytest.MonkeyPatch, four_gpus: None, devices: Any, num: int
 ):
     for accelerator in ("auto", "gpu", "cuda"):
-        assert agent.num_processes(accelerator, devices, 1) == num
+        assert starting.num_processes(accelerator, devices, 1) == num
     parser = "lightning.fabric.accelerators.cuda._get_all_visible_cuda_devices"
     monkeypatch.setattr(parser, lambda: [0, 1, 2, 3])
     if devices != "auto":
@@ -57,12 +56,12 @@ def test_what_cannot_be_meant_is_one_message(
     four_gpus: None, accelerator: str, devices: Any, message: str
 ):
     with pytest.raises(ConfigError, match=message):
-        agent.num_processes(accelerator, devices, 1)
+        starting.num_processes(accelerator, devices, 1)
 
 
 def test_processes_on_cpus():
     for devices, num in ((3, 3), ("3", 3), ("auto", 1)):
-        assert agent.num_processes("cpu", devices, 1) == num
+        assert starting.num_processes("cpu", devices, 1) == num
 
 
 @pytest.mark.parametrize(
@@ -87,18 +86,18 @@ def test_ranks_see_the_gpus_that_are_named(
 
 def test_ranks_of_torchrun_take_the_first_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(environment, "under_torchrun", lambda: True)
-    assert agent.num_processes("gpu", [0, 1], 1) == 1
+    assert starting.num_processes("gpu", [0, 1], 1) == 1
     with pytest.raises(ConfigError, match="start them with CUDA_VISIBLE_DEVICES=1,3"):
-        agent.num_processes("gpu", [1, 3], 1)
+        starting.num_processes("gpu", [1, 3], 1)
     monkeypatch.setenv(environment.RUN_DIRS, "[]")  # by our own agent
-    assert agent.num_processes("gpu", [1, 3], 1) == 1
+    assert starting.num_processes("gpu", [1, 3], 1) == 1
 
 
 @pytest.mark.parametrize("accelerator", ["auto", "gpu", "mps"])
 def test_a_mac_has_one_gpu(monkeypatch: pytest.MonkeyPatch, accelerator: str):
     monkeypatch.setattr(gpus, "has_mps", lambda: True)
     for devices in (1, "auto", -1, [0], "0,"):
-        assert agent.num_processes(accelerator, devices, 1) == 1
+        assert starting.num_processes(accelerator, devices, 1) == 1
     with pytest.raises(ConfigError, match="devices=2: this machine has 1 GPUs; choose fewer"):
-        agent.num_processes(accelerator, 2, 1)
-    assert agent.num_processes("cpu", 2, 1) == 2
+        starting.num_processes(accelerator, 2, 1)
+    assert starting.num_processes("cpu", 2, 1) == 2
