@@ -295,7 +295,7 @@ PATCHES = [
         "ranks/starting.py",
         "loops.py",
         "plugins/fast_step.py",
-        "node/agent.py",
+        "node/torch_agent.py",
     )
 ]
 PUBLIC_IN_SPITE = {

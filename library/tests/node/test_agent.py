@@ -4,13 +4,23 @@ import os
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
 
+from library.tests.canaries import check_sources
 from library.tests.programs import run
 from samestep.node import agent
 from samestep.node.outcome import Outcome
+
+
+def test_canary_the_agent_of_torch_still_asks_how_its_ranks_are():
+    asks = "self._monitor_workers(self._worker_group)"
+    check_sources([(SimpleElasticAgent._invoke_run, [asks])])
 
 
 def test_an_etcd_that_is_lost_while_ranks_are_assigned_is_one_restart(

@@ -28,7 +28,6 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader, data
 from lightning.pytorch.utilities.data import _dataloader_init_kwargs_resolve_sampler
-from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
@@ -69,9 +68,6 @@ CANARIES: dict[str, Sources] = {
         (_ResultCollection.log, ["if key not in self:", "elif meta != self[key].meta:"]),
         (_LoggerConnector.should_reset_tensors, ["self._first_loop_iter in (None, True)"]),
         (_LoggerConnector.on_batch_start, ["is True:", "self._first_loop_iter = False"]),
-    ],
-    "asks how its ranks are (torchrun's agent)": [
-        (SimpleElasticAgent._invoke_run, ["self._monitor_workers(self._worker_group)"]),
     ],
     "sums the gradients that were needed when it was made (DDP)": [
         (DistributedDataParallel._build_params_for_reducer, ["if param.requires_grad"]),

@@ -10,11 +10,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from samestep.node import torch_agent
+from samestep.node.hung_ranks import HungRanks
 from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
 from samestep.node.requests import Requests
 from samestep.ranks import environment, failure, heartbeat, interrupts, output
 from samestep.ranks.failure import EXIT_ERROR, PREFIX
-from samestep.ranks.heartbeat import HungRanks
 from samestep.ranks.secrets import redact
 
 if TYPE_CHECKING:
@@ -177,8 +178,6 @@ def run_agent(
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-    from samestep.ranks import compat  # imports torch, and `samestep run --help` needs none
-
     assert config.logs_specs is not None  # LaunchConfig has set it
     agent = LocalElasticAgent(
         spec,
@@ -186,10 +185,10 @@ def run_agent(
         start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
     )
-    compat.end_processes_within(agent, shutdown_timeout(config))
-    compat.interrupt_ranks(agent, requests.has_training_rank)
-    compat.before_monitoring(agent, hung_ranks.end)
-    compat.before_monitoring(agent, requests.pass_on)
+    torch_agent.end_processes_within(agent, shutdown_timeout(config))
+    torch_agent.interrupt_ranks(agent, requests.has_training_rank)
+    torch_agent.before_monitoring(agent, hung_ranks.end)
+    torch_agent.before_monitoring(agent, requests.pass_on)
     result = agent.run()
     if result is None:
         raise RendezvousClosedError("the other nodes have finished without this one")

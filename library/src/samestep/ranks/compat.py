@@ -1,15 +1,14 @@
 """The private names of other libraries that we use, with the version and the reason.
 
-``samestep.loops`` has those of Lightning's loops, ``epoch_logs`` those of its logs. Each has a
-canary test in library/tests, which fails when the other library has changed; pyproject.toml bounds
-the versions from above.
+``samestep.loops`` has those of Lightning's loops, ``epoch_logs`` those of its logs, and
+``samestep.node.torch_agent`` those of torchrun's agent. Each has a canary test in library/tests,
+which fails when the other library has changed; pyproject.toml bounds the versions from above.
 """
 
 import inspect
-import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,15 +18,13 @@ from torch.optim import Optimizer
 from samestep import versions
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import environment, interrupts
+from samestep.ranks import environment
 
 if TYPE_CHECKING:
-    import lightning as L  # takes seconds to import, and the agent needs none of it
+    import lightning as L  # takes seconds to import
     from lightning.pytorch.callbacks import EarlyStopping
     from lightning.pytorch.strategies import DDPStrategy
     from torch import nn
-    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 
 Kind = TypeVar("Kind")
@@ -672,67 +669,6 @@ def one_on(device: Any) -> Tensor:
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
     """How often each tensor was changed in place, which autograd of torch 2.15 counts."""
     return [tensor._version for tensor in tensors]
-
-
-def before_monitoring(agent: "LocalElasticAgent", hook: "Callable[[WorkerGroup], None]") -> None:
-    """Let torchrun's agent call ``hook`` each time before it checks its ranks.
-
-    torch 2.15 has no public hook here.
-    """
-    monitor: Callable[[WorkerGroup], RunResult] = agent._monitor_workers
-
-    def call_hook_and_monitor(worker_group: "WorkerGroup") -> "RunResult":
-        hook(worker_group)
-        return monitor(worker_group)
-
-    agent._monitor_workers = call_hook_and_monitor
-
-
-def end_processes_within(agent: "LocalElasticAgent", seconds: int) -> None:
-    """Let torchrun's agent kill its processes so many seconds after a signal, and no sooner.
-
-    Before torch 2.15 these are 30 seconds, in which a run may not be able to save. torch 2.6 also
-    closes the rendezvous then, where the nodes must meet again.
-    """
-    shut_down: Callable[..., None] = agent._shutdown
-    if takes(shut_down, "timeout"):
-        agent._shutdown_timeout = seconds
-        return
-    stays_open = {"is_restart": True} if takes(shut_down, "is_restart") else {}
-
-    def shut_down_in_time(death_sig: signal.Signals = signal.SIGTERM, **_: Any) -> None:
-        processes: Any = agent._pcontext
-        if processes is not None:
-            processes.close = partial(type(processes).close, processes, timeout=seconds)
-        shut_down(death_sig, **stays_open)
-
-    agent._shutdown = shut_down_in_time  # type: ignore[assignment, method-assign]
-
-
-def interrupt_ranks(agent: "LocalElasticAgent", is_training: Callable[[], bool]) -> None:
-    """Let Ctrl-C end the processes of torchrun's agent quietly, and the second one at once.
-
-    torch 2.15 passes on the first one, at which a program that still imports prints a traceback.
-    At the second one it would send a SIGTERM, and wait as long again for the ranks to save.
-    """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-
-    shut_down: Callable[..., None] = agent._shutdown
-
-    def shut_down_quietly(death_sig: signal.Signals = signal.SIGTERM, **options: Any) -> None:
-        if death_sig == signal.SIGINT and not is_training():
-            interrupts.say_interrupted()
-            death_sig = signal.SIGTERM
-        try:
-            shut_down(death_sig, **options)
-        except SignalException as second:
-            if second.sigval == signal.SIGINT:
-                # It waits for the ranks. torch's SIGTERM follows, and must not come at once: Linux
-                # may give both signals to another thread, so that neither wakes the main one.
-                shut_down(signal.SIGINT, **options)
-            raise
-
-    agent._shutdown = shut_down_quietly  # type: ignore[assignment, method-assign]
 
 
 def add_ddp_options(strategy: "DDPStrategy", options: Mapping[str, Any]) -> None:

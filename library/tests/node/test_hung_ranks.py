@@ -11,6 +11,8 @@ import pytest
 
 from library.tests.kit import Clock
 from library.tests.programs import run
+from samestep import option_names
+from samestep.node import hung_ranks
 from samestep.ranks import heartbeat
 
 RANK = """
@@ -36,9 +38,9 @@ import json, sys
 from pathlib import Path
 from torch.distributed.launcher.api import LaunchConfig
 from samestep.node import agent
-from samestep.ranks import heartbeat
+from samestep.node import hung_ranks
 
-heartbeat.MARGIN_S = 0.5
+hung_ranks.MARGIN_S = 0.5
 script, directory = Path(sys.argv[1]), Path(sys.argv[2])
 runs = [("ends", "0,1", 0), ("restarts", "0,1", 1), ("well", "", 0)]
 for name, ranks_to_stop, max_restarts in runs:
@@ -83,17 +85,18 @@ def test_a_rank_is_killed_when_its_own_watchdog_has_had_time_to_end_it(
 ):
     clock, killed = Clock(), []
     system = SimpleNamespace(getpid=lambda: 7, kill=lambda *what: killed.append(what))
-    monkeypatch.setattr(heartbeat, "time", clock)
-    monkeypatch.setattr(heartbeat, "os", system)
+    for module in (heartbeat, hung_ranks):
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(module, "os", system)
     monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
-    beats, ranks = heartbeat.Heartbeat(), heartbeat.HungRanks(tmp_path)
+    beats, ranks = heartbeat.Heartbeat(), hung_ranks.HungRanks(tmp_path)
     workers: Any = SimpleNamespace(workers=[SimpleNamespace(id=7, global_rank=1)])
     failure: Any = SimpleNamespace(pid=7, error_file_data={"message": "none"})
     (tmp_path / "6").touch()  # of an earlier attempt
     clock.now += 1000  # it imports
     for _ in range(3):
         beats.beat(60)
-        clock.now += 60 + heartbeat.MARGIN_S
+        clock.now += 60 + hung_ranks.MARGIN_S
         ranks.end(workers)
     assert (killed, capsys.readouterr().err) == ([], "")
     assert [path.name for path in tmp_path.iterdir()] == ["7"]
@@ -111,14 +114,28 @@ def test_a_rank_that_its_watchdog_has_ended_was_late_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     clock = Clock()
-    monkeypatch.setattr(heartbeat, "time", clock)
+    for module in (heartbeat, hung_ranks):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
     heartbeat.Heartbeat().beat(60)
     for passed, is_late in ((60, False), (1, True)):
         clock.now += passed
         failure: Any = SimpleNamespace(pid=os.getpid(), error_file_data={"message": "none"})
-        heartbeat.HungRanks(tmp_path).explain({1: failure})
+        hung_ranks.HungRanks(tmp_path).explain({1: failure})
         assert isinstance(failure.error_file_data["message"], dict) == is_late
+
+
+def test_the_agent_names_an_option_as_its_ranks_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """It is a program of its own, which knows nothing of the front end of the script."""
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
+    monkeypatch.setattr(option_names, "_names", {"timeout_s": "cluster.timeout_s"})
+    heartbeat.Heartbeat().beat(-1)
+    monkeypatch.setattr(option_names, "_names", {})
+    failure: Any = SimpleNamespace(pid=os.getpid(), error_file_data={"message": "none"})
+    hung_ranks.HungRanks(tmp_path).explain({0: failure})
+    assert "no progress for 0 s (cluster.timeout_s=-1)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["", "gone"])
