@@ -70,8 +70,13 @@ ENDINGS = {
     "by Ctrl-C": ("os.kill(os.getpid(), 2); time.sleep(60)", -signal.SIGINT),
     "after atexit": ("atexit.register(print, 'bye'); print('hello'); sys.exit(4)", 4),
     "after its threads": ("threading.Timer(0.1, print, ['late']).start(); print('soon')", 0),
+    "by another program": (
+        "print('before', flush=True); atexit.register(print, 'not here')\n"
+        "code = 'import sys; print(sys.argv); sys.exit(6)'\n"
+        "os.execv(sys.executable, [sys.executable, '-c', code, 'x'])", 6,
+    ),
     "with a closed stdout": ("print('x', flush=True); sys.stdout.close(); os.close(1)", 0),
-}
+}  # fmt: skip
 IMPORTS = "import atexit, os, sys, threading, time\n"
 
 
