@@ -132,12 +132,9 @@ def name_to_ranks(devices: Any) -> None:
     wanted = read(devices)
     if not isinstance(wanted, list):
         return
-    visible = environment.variable(VISIBLE)
-    names = [str(number) for number in wanted]
-    if visible is not None:
-        of_process = visible.split(",")
-        names = [of_process[number].strip() for number in wanted]
-    environment.set_variable(VISIBLE, ",".join(names))
+    all_of_machine = ",".join(map(str, range(max(wanted) + 1)))
+    visible = (environment.variable(VISIBLE) or all_of_machine).split(",")
+    environment.set_variable(VISIBLE, ",".join(visible[number].strip() for number in wanted))
 
 
 def check_named(devices: Any) -> None:

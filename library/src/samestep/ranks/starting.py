@@ -61,11 +61,11 @@ def this_program() -> list[str]:
     """
     options = interpreter_options()
     main = find_main()
-    spec = main.get("__spec__")
+    module = getattr(main.get("__spec__"), "name", "__main__")
     # Python has a spec with another name only for `python -m package.module`. Its file alone would
     # not do: a script finds no relative imports.
-    if spec is not None and spec.name != "__main__":
-        return [*options, "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    if module != "__main__":
+        return [*options, "-m", module.removesuffix(".__main__"), *sys.argv[1:]]
     file = main.get("__file__")
     # A notebook, `python -c` and a script on stdin have none that could be read again.
     if file is not None:
