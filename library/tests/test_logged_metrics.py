@@ -210,6 +210,7 @@ class Objects(Net):
 
     def on_train_epoch_end(self):
         self.log("late_mean", self.late_mean, prog_bar=True)
+        self.train_mean.reset()  # its value is known by now
 
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)

@@ -102,32 +102,29 @@ def test_names_that_are_used_still_exist():
 
 def test_values_of_all_ranks_become_one(monkeypatch: pytest.MonkeyPatch):
     """The means by their samples; a value that a rank lacks is that of the others."""
-    epoch_logs.reduce_logs_over_ranks()
-    trainer = tiny_trainer(devices=1)
-    loop = trainer.fit_loop.epoch_loop
+    epoch_logs.install()
+    nan = float("nan")
+    own = [("mean", 1.0, 1), ("max", 1.0, 1), ("empty", 1.0, 0), ("last", 1.0, 9)]
+    others = [("mean", 3.0, 3), ("max", nan, 1), ("empty", 1.0, 0), ("last", 3.0, 1)]
+    logs: list[Any] = []
+    for values in ([*others, ("other", 2.0, 2)], own):
+        trainer = tiny_trainer(devices=1)
+        loop = trainer.fit_loop.epoch_loop
+        for name, value, size in values:
+            options: dict[str, Any] = {"reduce_fx": "max" if name == "max" else "mean"}
+            if name in ("last", "other"):
+                options |= {"on_step": True, "on_epoch": name == "other"}
+            loop._results.log("f", name, torch.tensor(value), batch_size=size, **options)
+        logs.append(epoch_logs.collect_logs(trainer))
+    loop._results.log("f", "synced", torch.tensor(1.0), sync_dist=True)
+    monkeypatch.setattr(process_group, "gather", lambda own: [own, logs[0]])
     monkeypatch.setattr(L.Trainer, "world_size", 2)
     monkeypatch.setattr(L.Trainer, "_results", loop._results)
-    nan = float("nan")
-    others = {
-        f"f.{name}": {"value": value, "weight": weight, "reduction": reduction, "names": names}
-        for name, value, weight, reduction, names in (
-            ("mean", 9.0, 3, "mean", ("mean", "mean")),
-            ("max", nan, 1, "max", ("max", "max")),
-            ("other", 4.0, 2, "mean", ("other", "other_epoch")),
-            ("empty", 0.0, 0, "mean", ("empty", "empty")),
-        )
-    }
-    monkeypatch.setattr(process_group, "gather", lambda own: [own, (others, {})])
-    for name, reduction in (("mean", torch.mean), ("max", torch.max), ("empty", torch.mean)):
-        size = 0 if name == "empty" else 1
-        loop._results.log("f", name, torch.tensor(1.0), reduce_fx=reduction, batch_size=size)
-    loop._results.log("f", "synced", torch.tensor(1.0), sync_dist=True)
+    monkeypatch.setattr(L.Trainer, "lightning_module", Net())
     trainer._logger_connector.epoch_end_reached()
     figures = {name: value.item() for name, value in trainer.callback_metrics.items()}
-    assert figures == pytest.approx(
-        {"mean": 2.5, "max": nan, "empty": nan, "synced": 1, "other": 2, "other_epoch": 2},
-        nan_ok=True,
-    )
+    expected = {"mean": 2.5, "max": nan, "empty": nan, "last": 2, "synced": 1}
+    assert figures == pytest.approx(expected | {"other": 2, "other_epoch": 2}, nan_ok=True)
 
 
 def test_canary_torchmetrics_still_loses_the_number_of_updates():
@@ -156,7 +153,7 @@ def test_logs_of_two_ranks_continue_in_one_whose_program_logs_in_another_way():
     of_ranks = []
     for value in (1.0, 3.0):
         trainer = tiny_trainer(devices=1)
-        for name in ("mean", "max"):
+        for name in ("mean", "sum", "min", "max"):
             trainer.fit_loop.epoch_loop._results.log(
                 "f", name, torch.tensor(value), reduce_fx=name, sync_dist=True, batch_size=2
             )
@@ -166,7 +163,7 @@ def test_logs_of_two_ranks_continue_in_one_whose_program_logs_in_another_way():
     results = trainer.fit_loop.epoch_loop._results
     results.log("f", "mean", torch.tensor(8.0), prog_bar=True, batch_size=2)
     figures = {name: value.item() for name, value in results.metrics(False)["callback"].items()}
-    assert figures == {"mean": 4, "max": 3}
+    assert figures == {"mean": 4, "sum": 4, "min": 1, "max": 3}
     # As in a run that was not interrupted, each metric has one way from here on.
     with pytest.raises(MisconfigurationException, match="twice"):
         results.log("f", "mean", torch.tensor(8.0), batch_size=2)
@@ -255,7 +252,7 @@ def test_a_batch_without_samples_is_left_out_of_a_mean(monkeypatch, is_patched: 
     update = inspect.unwrap(_ResultMetric.update)
     monkeypatch.setattr(_ResultMetric, "update", update)
     if is_patched:
-        epoch_logs.leave_out_empty_batches.__wrapped__()
+        epoch_logs.leave_out_empty_batches()
     batches = [torch.full((size,), value) for size, value in ((3, 2.0), (1, 6.0), (0, 0.0))]
     trainer = L.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
