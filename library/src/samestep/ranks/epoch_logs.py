@@ -23,8 +23,8 @@ from torchmetrics import Metric
 from samestep.ranks import process_group
 
 Entry = dict[str, Any]
-"""One metric of ``self.log`` on one rank: ``flags`` and ``sync`` (its arguments), ``states`` and
-``count`` (as those of a metric of torchmetrics), and ``last``, its value in the last step."""
+"""One metric of ``self.log`` on one rank: ``flags`` (its arguments), ``states`` and ``count`` (as
+those of a metric of torchmetrics), and ``last``, its value in the last step."""
 Logs = dict[str, Entry]
 
 MEAN_HOOK = "epoch_mean"
@@ -117,28 +117,24 @@ def _reduce_logs(connector: Any) -> None:
 
 def _is_due(metric: Any, is_training: bool) -> bool:
     """Whether callbacks will read a value of it that is not yet the one of all ranks."""
+    meta = metric.meta
     if not metric.is_tensor:
-        return metric.meta.on_epoch and metric._computed is None
-    # Of what is logged per step Lightning has reduced the value that it keeps.
-    sync = metric.meta.sync
-    is_reduced = sync.should and (sync.rank_zero_only or not metric.meta.on_epoch)
-    # Of what is logged per step, callbacks see the last value of the training, and none of an
-    # evaluation.
-    return not is_reduced and (metric.meta.on_epoch or is_training)
+        return meta.on_epoch and metric._computed is None
+    # Of what is logged per step, callbacks see the last value of the training, which Lightning has
+    # reduced with ``sync_dist``, and none of an evaluation.
+    return meta.on_epoch or (is_training and not meta.sync.should)
 
 
 def _entry_of(metric: Any) -> Entry:
     """How a metric was logged, and what it has summed up, as a checkpoint may hold it."""
-    flags = vars(metric.meta) | {"reduce_fx": metric.meta.reduce_fx.__name__}
-    sync = flags.pop("_sync")
-    last = metric._forward_cache if metric.meta.on_step else None
+    meta = metric.meta
+    last = metric._forward_cache if meta.on_step else None
     entry = {
-        "flags": flags,
-        "sync": [sync.should, sync.rank_zero_only],
+        "flags": vars(meta) | {"reduce_fx": meta.reduce_fx.__name__, "_sync": meta.sync.should},
         "last": recursive_detach(last, to_cpu=True),
         **metric_state(metric),
     }
-    if metric.is_tensor and not metric.meta.on_epoch:
+    if metric.is_tensor and not meta.on_epoch:
         # Lightning counts no samples of a last value: the ranks count the same.
         entry["states"]["cumulated_batch_size"] = torch.ones(())
     return entry
@@ -151,7 +147,9 @@ def _merge(module: L.LightningModule, logs_of_ranks: list[Logs]) -> Iterator[tup
     for key in sorted(set[str]().union(*logs_of_ranks)):
         entries = [logs[key] for logs in logs_of_ranks if key in logs]
         first = entries[0]
-        meta = Merged(**first["flags"], _sync=result._Sync(None, *first["sync"]))
+        # It computes what this rank knows: the sums of other ranks are among its own.
+        sync = result._Sync(fn=None, _should=first["flags"]["_sync"])
+        meta = Merged(**first["flags"] | {"_sync": sync})
         metric: Any = result._ResultMetric(meta, is_tensor="value" in first["states"])
         metric.full_state_update = False  # its states can be merged
         if not metric.is_tensor:
