@@ -295,6 +295,8 @@ PATCHES = [
         "ranks/starting.py",
         "loops.py",
         "plugins/fast_step.py",
+        "plugins/forked.py",
+        "plugins/step_probe.py",
         "node/torch_agent.py",
     )
 ]

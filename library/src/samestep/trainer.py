@@ -33,7 +33,6 @@ from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights, su
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
-from samestep.callbacks.loss_check import LossCheck
 from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState, find_deciders
 from samestep.callbacks.rng import SeedSteps
@@ -186,6 +185,7 @@ class Trainer(L.Trainer):
             timeout_s=timeout_s,
             shares=shares,
             split_batches=split_batches,
+            accumulates=options.get("accumulate_grad_batches", 1) > 1,
             allow=tuple(allow),
             allow_changes=tuple(allow_changes),
             limits=arguments.limits_of(own, options),
@@ -223,7 +223,6 @@ class Trainer(L.Trainer):
         self._own = own
         chosen = arguments.complete_callbacks(own, run_dir, save_every_s, monitor, mode)
         self._monitors = arguments.monitors_of(chosen)
-        accumulates = options.get("accumulate_grad_batches", 1) > 1
         # A bar of Lightning would be the second one.
         if compat.of_kind(own, ShowsProgress):
             options.setdefault("enable_progress_bar", False)
@@ -235,9 +234,7 @@ class Trainer(L.Trainer):
         environments = where.pop("plugins", [])
         super().__init__(
             accelerator=accelerator,
-            callbacks=callbacks_of_run(
-                self.spec, self._history, chosen, self._monitors, accumulates
-            ),
+            callbacks=callbacks_of_run(self.spec, self._history, chosen, self._monitors),
             logger=[*trackers, self._history],
             plugins=[AtomicCheckpointIO(), *environments, *plugins],
             default_root_dir=run_dir,
@@ -654,7 +651,6 @@ def callbacks_of_run(
     history: History,
     chosen: Sequence[L.Callback],
     monitors: Mapping[str, str],
-    accumulates: bool,
 ) -> list[L.Callback]:
     """The callbacks of every run, and those that were chosen, in the order in which they act.
 
@@ -663,7 +659,6 @@ def callbacks_of_run(
         history: gets the metrics.
         chosen: what the user configures.
         monitors: the metrics that must be logged, by the key that names each.
-        accumulates: whether an optimizer step has several batches.
     """
     callbacks: list[L.Callback] = [history]
     # It writes a log.
@@ -671,16 +666,17 @@ def callbacks_of_run(
         callbacks.append(Watchdog(spec.timeout_s, str(spec.run_dir)))
     callbacks += [SeedSteps(spec.seed), DataResume(spec.seed), RankState()]
     # Equal slices need no weights; one rank and one batch in a step have no others.
-    if environment.world_size() > 1 or accumulates or spec.split_batches:
+    if environment.world_size() > 1 or spec.accumulates or spec.split_batches:
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
-        callbacks.append(LossCheck(spec.allow))
+    # What they do before a step is no time of the step, which is measured by those behind them.
+    callbacks += plugin.callbacks_of(spec)
     if environment.world_size() > 1:
         waits_in_forward = spec.is_fsdp or spec.sync_batchnorm
         run_dir = None if spec.saves_nothing else spec.run_dir
         callbacks.append(SlowRanks(run_dir, waits_in_forward=waits_in_forward))
     callbacks += [HparamsOnResume(), RunStats(), SameSubsets(), SameWeights()]
     callbacks.append(MonitorCheck(monitors))
-    return [*callbacks, *plugin.callbacks_of(spec), *chosen, Objects(), RunState()]
+    return [*callbacks, *chosen, Objects(), RunState()]
 
 
 def hyperparameters_of(part: Any) -> Mapping[Any, Any]:

@@ -31,7 +31,6 @@ NEEDED = (
     "torch:_amp_foreach_non_finite_check_and_unscale_",
     "torch.distributed:ProcessGroup._device_types",
     "torch.distributed:ProcessGroup._get_backend",
-    "torch.distributed.distributed_c10d:GroupMember",
     "torch.distributed.distributed_c10d:_World.pg_map",
     "torch.distributed.fsdp:FSDPModule",
     "torch.nn.parallel:DistributedDataParallel._check_reducer_finalized",

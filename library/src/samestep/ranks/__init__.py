@@ -11,7 +11,7 @@ together), ``meeting`` (how to reach rank zero), ``run_dirs`` (one run directory
 and ``gradients`` (what a GPU computes, and nothing waits for), ``strategies`` (how Lightning trains
 on these ranks), ``stopping``, ``child_signals``, ``requeue`` and ``notices`` (signals and other
 requests), ``heartbeat`` (progress), ``failure``, ``interrupts``, ``output`` and ``process``
-(errors, output, exit codes), ``forked`` (what must leave no trace), ``secrets`` (never printed),
-``epoch_logs`` (logged values over the ranks) and ``compat`` (private names of other libraries;
-``samestep.loops`` has those of Lightning's loops).
+(errors, output, exit codes), ``secrets`` (never printed), ``epoch_logs`` (logged values over the
+ranks) and ``compat`` (private names of other libraries; ``samestep.loops`` has those of Lightning's
+loops).
 """
