@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 
 from samestep import arguments, fit_checks, loops, option_names, plugin, resumed_loggers
 from samestep.callbacks.checkpoints import Checkpoints, keep_scores, progress_of
-from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights, sum_of_bits
+from samestep.callbacks.checks import SameSubsets, SameWeights, sum_of_bits
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
@@ -222,7 +222,6 @@ class Trainer(L.Trainer):
         self._described = describe_options(options, monitor, mode, split_batches=split_batches)
         self._own = own
         chosen = arguments.complete_callbacks(own, run_dir, save_every_s, monitor, mode)
-        self._monitors = arguments.monitors_of(chosen)
         # A bar of Lightning would be the second one.
         if compat.of_kind(own, ShowsProgress):
             options.setdefault("enable_progress_bar", False)
@@ -234,7 +233,7 @@ class Trainer(L.Trainer):
         environments = where.pop("plugins", [])
         super().__init__(
             accelerator=accelerator,
-            callbacks=callbacks_of_run(self.spec, self._history, chosen, self._monitors),
+            callbacks=callbacks_of_run(self.spec, self._history, chosen),
             logger=[*trackers, self._history],
             plugins=[AtomicCheckpointIO(), *environments, *plugins],
             default_root_dir=run_dir,
@@ -650,7 +649,6 @@ def callbacks_of_run(
     spec: RunSpec,
     history: History,
     chosen: Sequence[L.Callback],
-    monitors: Mapping[str, str],
 ) -> list[L.Callback]:
     """The callbacks of every run, and those that were chosen, in the order in which they act.
 
@@ -658,7 +656,6 @@ def callbacks_of_run(
         spec: of the run.
         history: gets the metrics.
         chosen: what the user configures.
-        monitors: the metrics that must be logged, by the key that names each.
     """
     callbacks: list[L.Callback] = [history]
     # It writes a log.
@@ -675,7 +672,6 @@ def callbacks_of_run(
         run_dir = None if spec.saves_nothing else spec.run_dir
         callbacks.append(SlowRanks(run_dir, waits_in_forward=waits_in_forward))
     callbacks += [HparamsOnResume(), RunStats(), SameSubsets(), SameWeights()]
-    callbacks.append(MonitorCheck(monitors))
     return [*callbacks, *chosen, Objects(), RunState()]
 
 

@@ -439,31 +439,6 @@ def averages_weights(callback: object) -> bool:
 
 
 @cache  # once in a process, which may have several runs
-def watch_sanity_checks() -> None:
-    """Let a Trainer know whether a module has asked it if this is the sanity check.
-
-    Lightning 2.6 has one public property for that, and asks it itself. What such a module does in
-    the sanity check says nothing about its validations.
-    """
-    import lightning as L
-
-    asked: Any = L.Trainer.sanity_checking
-
-    def is_sanity_check(trainer: L.Trainer) -> bool:
-        is_checking = bool(asked.fget(trainer))
-        if is_checking:
-            asker = sys._getframe(1)
-            package = asker.f_globals.get("__name__", "").partition(".")[0]
-            # Callbacks log for themselves, and a progress bar asks in each run.
-            is_callback = isinstance(asker.f_locals.get("self"), L.Callback)
-            if package not in ("lightning", "samestep") and not is_callback:
-                vars(trainer)["module_knows_sanity_checks"] = True
-        return is_checking
-
-    L.Trainer.sanity_checking = property(is_sanity_check, asked.fset)  # type: ignore[method-assign, assignment]
-
-
-@cache  # once in a process, which may have several runs
 def before_hooks(function: Callable[["L.Trainer", str], None]) -> None:
     """Let ``function`` act before each hook that Lightning 2.6 calls, with the hook's name.
 
