@@ -52,7 +52,6 @@ from samestep.ranks import (
     epoch_logs,
     failure,
     meeting,
-    notices,
     output,
     process_group,
     run_dirs,
@@ -169,7 +168,6 @@ class Trainer(L.Trainer):
         arguments.check_options({**options, "strategy": strategy, "monitor": monitor, "mode": mode})
         compat.reject_tuner(Trainer, arguments.tuner_error)
         plugins, unused = arguments.take_unused(options, plugins, run_dir)
-        self._ask_for_notice = notices.source_of(notice)
         environment.use_srun_ranks()
         arguments.check_callbacks(own)
         self.spec: RunSpec = replace(
@@ -185,6 +183,7 @@ class Trainer(L.Trainer):
             timeout_s=timeout_s,
             shares=shares,
             split_batches=split_batches,
+            notice=notice,
             accumulates=options.get("accumulate_grad_batches", 1) > 1,
             allow=tuple(allow),
             allow_changes=tuple(allow_changes),
@@ -298,10 +297,7 @@ class Trainer(L.Trainer):
                     self._begin_logs(ckpt_path)
                 self._has_trained = True
                 compat.on_compiling(wall_time.begin_compile, wall_time.end_compile)
-                with (
-                    fit_checks.already_set_up(datamodule),
-                    notices.watching(self._ask_for_notice),
-                ):
+                with fit_checks.already_set_up(datamodule):
                     loaders = train_dataloaders, val_dataloaders, datamodule
                     super().fit(model, *loaders, ckpt_path=ckpt_path)
                 self._left = model, sums_of_weights(model)
