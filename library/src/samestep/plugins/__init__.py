@@ -2,6 +2,7 @@
 
 Promise: without any of them a run computes and saves the same.
 
+- ``compiled_code``: what torch.compile has made lies beside the checkpoint.
 - ``divided_batches``: finds data that are divided by the number of ranks twice, or not at all.
 - ``fast_step``: a shorter way through an ordinary step.
 - ``loss_check`` with ``step_probe`` (computes a step), ``samples`` (of a batch of any kind) and
