@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from samestep import versions
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import environment
@@ -44,7 +43,6 @@ def of_kind(things: Iterable[object], kind: type[Kind]) -> list[Kind]:
 
 def apply(trainer: "L.Trainer") -> None:
     """Change what Lightning has no switch for, in every run."""
-    versions.check()
     leave_signals_to_us(trainer)
     search_gpus_once()
     name_arguments_of_loaders()
