@@ -249,8 +249,6 @@ ALLOWED_WORDS = {
     "plugins/preflight.py": {"image"},
     "hydra/rules.py": {"image"},  # cluster.image_pull_policy
     "cli.py": {"image"},  # the command that builds a container image
-    # Metrics of which the highest value is the best one, by their usual names.
-    "callbacks/checks.py": {"accuracy"},
     # A table of predictions names the most likely classes, where the data have names for them.
     "predict.py": {"classes"},
     # A column of a test's predictions, and names for the numbers of its classes.
@@ -295,6 +293,9 @@ PATCHES = [
         "ranks/starting.py",
         "loops.py",
         "plugins/fast_step.py",
+        "plugins/forked.py",
+        "plugins/monitor_check.py",
+        "plugins/step_probe.py",
         "node/torch_agent.py",
     )
 ]

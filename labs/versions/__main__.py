@@ -29,8 +29,8 @@ Results = dict[str, dict[str, tuple[str, float]]]
 RESULTS = FOLDER / "results.json"
 PAGE = ROOT / "labs/versions/results.md"
 CANARIES = (
-    "library/tests/test_versions.py", "library/tests/test_loops.py", "library/tests/ranks",
-    "library/tests/node",
+    "library/tests/test_versions.py", "library/tests/plugins/test_needed_names.py",
+    "library/tests/test_loops.py", "library/tests/ranks", "library/tests/node",
 )  # fmt: skip
 CORE = (
     "library/tests/test_trainer.py", "library/tests/test_loops.py", "library/tests/test_sharded.py",

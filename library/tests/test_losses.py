@@ -6,7 +6,6 @@
 import dataclasses
 import gc
 import random
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,14 +25,10 @@ from torchmetrics import MeanMetric
 import samestep
 from library.tests.kit import check_same, fit, on_ranks, rows, weights
 from samestep import BatchLoader, losses
-from samestep.callbacks.loss_check import LossCheck
-from samestep.data import samples
 from samestep.data.sampler import split
-from samestep.data.samples import CannotSplit
 from samestep.errors import ConfigError, RunError
 from samestep.losses import AccumulatedMean
 from samestep.ranks import environment, process_group
-from samestep.ranks.forked import ForkError, call_in_fork
 from samestep.run_spec import KNOWN_DIFFERENCES
 
 SCALES = torch.tensor([1.0, 5.0, 0.2], dtype=torch.float64)
@@ -483,97 +478,3 @@ def test_another_kind_of_loss_within_a_run_is_an_error():
         else:
             accumulated.add(means, loss, 2, 1.0)
     assert accumulated.is_used
-
-
-def test_unknown_names_are_rejected():
-    with pytest.raises(ConfigError, match="allow: los is not known; choose from loss, random"):
-        LossCheck(["los"])
-
-
-class Graph:
-    """A batch with attributes, as of torch_geometric."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x, self.name = x, "graph"
-
-
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [
-        (torch.arange(4), torch.arange(2)),
-        ([torch.arange(4), torch.tensor(7)], [torch.arange(2), torch.tensor(7)]),
-        ({"x": torch.arange(4), "names": ["a", "b", "c", "d"], "n": 3},
-         {"x": torch.arange(2), "names": ["a", "b"], "n": 3}),
-        ([torch.ones(1), torch.ones(2), torch.ones(3), torch.ones(5)],
-         [torch.ones(1), torch.ones(2)]),
-        (np.arange(4), np.arange(2)),
-    ],
-)  # fmt: skip
-def test_samples_of_a_batch_of_any_kind(batch, expected):
-    assert str(samples.take(batch, 4, slice(0, 2))) == str(expected)
-
-
-def test_samples_of_an_object():
-    taken = samples.take(Graph(torch.arange(4)), 4, slice(2, 4))
-    assert taken.x.tolist() == [2, 3]
-    joined = samples.join([taken, Graph(torch.arange(2))])
-    assert joined.x.tolist() == [2, 3, 0, 1]
-
-
-@pytest.mark.parametrize("batch", [torch.ones(5), [torch.ones(4), torch.ones(9)]])
-def test_a_batch_that_is_not_made_of_samples_cannot_be_split(batch):
-    with pytest.raises(CannotSplit, match="in a batch of 4 samples"):
-        samples.take(batch, 4, slice(0, 2))
-
-
-# -- Forks -----------------------------------------------------------------------------------------
-
-
-def fork_all() -> None:
-    changed: list[int] = []
-
-    def change() -> int:
-        changed.append(1)
-        print("not seen")
-        return len(changed)
-
-    def fail() -> None:
-        raise ValueError("wrong")
-
-    def hang() -> None:
-        time.sleep(1000)
-
-    def talk() -> float:
-        value = torch.ones(1)
-        torch.distributed.all_reduce(value)
-        return float(value)
-
-    print([call_in_fork(change, 100), len(changed)])
-    for function, timeout_s in ((fail, 100), (hang, 0.1), (talk, 100)):
-        try:
-            call_in_fork(function, timeout_s)
-        except ForkError as error:
-            print(error)
-    value = torch.ones(1)
-    torch.distributed.all_reduce(value)
-    print(float(value))
-
-
-def fork_in_ranks() -> None:
-    process_group.init("cpu", 60)
-    with process_group.shared_errors():
-        fork_all()
-
-
-@pytest.mark.program
-def test_a_fork_changes_nothing_and_knows_no_ranks():
-    done = on_ranks(fork_in_ranks)
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert said[: len(said) // 2] == said[len(said) // 2 :]
-    first, failed, hung, alone, summed = said[: len(said) // 2]
-    assert first == "[1, 0]"
-    assert failed == "ValueError: wrong"
-    assert hung == "it did not end within 0.1 s, or was killed"
-    assert "process group has not been initialized" in alone
-    assert summed == "2.0"

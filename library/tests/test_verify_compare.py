@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from samestep.callbacks import data_resume, loss_check
+from samestep.callbacks import data_resume
+from samestep.plugins import loss_check
 from samestep.verify import compare, known_notes, records
 from samestep.verify.compare import FLOAT64, Difference
 from samestep.verify.known_notes import INTERRUPTED, RANKS

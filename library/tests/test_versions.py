@@ -1,32 +1,7 @@
-from pkgutil import resolve_name
-
 import pytest
 
 from library.tests.programs import run_code
 from samestep import versions
-from samestep.errors import ConfigError
-from samestep.ranks import compat
-
-
-@pytest.mark.parametrize("name", versions.NEEDED)
-def test_canary_the_name_exists(name: str):
-    assert resolve_name(name)
-
-
-@pytest.fixture
-def without_a_name(monkeypatch: pytest.MonkeyPatch):
-    versions.check.cache_clear()
-    monkeypatch.setattr(versions, "NEEDED", (*versions.NEEDED, "torch.nn.parallel:Other._private"))
-    yield
-    versions.check.cache_clear()
-
-
-@pytest.mark.usefixtures("without_a_name")
-def test_a_version_that_lacks_a_name_is_rejected_before_the_first_step():
-    rule = r"torch: version \S+ lacks .*torch.nn.parallel:Other._private.*Install .*torch.*>=2"
-    with pytest.raises(ConfigError, match=rule):
-        compat.apply(None)  # type: ignore[arg-type]
-
 
 IMPORTS = """
 import torch.distributed.fsdp

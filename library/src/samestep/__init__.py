@@ -25,7 +25,6 @@ if find_spec("fcntl") is None:
     )
 
 from samestep import lightning_names, versions
-from samestep.ranks import interrupts
 
 MODULES = {
     "ArrowRows": "samestep.data.arrow",
@@ -66,8 +65,7 @@ def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        with interrupts.interruptible_import():
-            module = import_module(MODULES[name])
+        module = import_module(MODULES[name])
     except ImportError as error:
         why = versions.explain_import(error)
         if why is None:

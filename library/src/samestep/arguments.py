@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 
 from samestep.callbacks.checkpoints import Checkpoints, check_mode, place_model_checkpoint
-from samestep.callbacks.checks import check_supported, option_of
+from samestep.callbacks.checks import check_supported
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
@@ -164,16 +164,6 @@ def trackers_of(logger: Logger | Iterable[Logger] | bool | None) -> list[Logger]
     if isinstance(logger, bool):
         return []
     return as_list(logger)
-
-
-def monitors_of(callbacks: Iterable[L.Callback]) -> dict[str, str]:
-    """The metric of each callback that monitors one, by the name of its argument."""
-    monitors = {}
-    for callback in callbacks:
-        metric = getattr(callback, "monitor", None)
-        if isinstance(metric, str):
-            monitors[option_of(callback, "monitor")] = metric
-    return monitors
 
 
 def limits_of(callbacks: Iterable[L.Callback], options: Mapping[str, Any]) -> dict[str, Any]:

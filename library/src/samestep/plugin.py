@@ -31,7 +31,10 @@ from samestep.run_spec import RunSpec
 
 GROUP = "samestep.plugins"
 OF_EVERY_RUN = (
-    "samestep.plugins.fast_step", "samestep.plugins.preflight", "samestep.plugins.receipts",
+    "samestep.plugins.compiled_code", "samestep.plugins.divided_batches",
+    "samestep.plugins.fast_step", "samestep.plugins.loss_check", "samestep.plugins.monitor_check",
+    "samestep.plugins.needed_names", "samestep.plugins.notices", "samestep.plugins.preflight",
+    "samestep.plugins.receipts",
 )  # fmt: skip
 """Each decides itself whether it has something to do in a run."""
 

@@ -47,6 +47,10 @@ class RunSpec:
     """``equal``, ``auto``, or how much of each batch a rank or node gets."""
     split_batches: bool = False
     """Whether ``batch_size`` of an ordinary DataLoader counts samples over all ranks."""
+    notice: Any = None
+    """What announces that this machine will be taken away; None if nothing does."""
+    accumulates: bool = False
+    """Whether an optimizer step has several batches."""
     allow: Sequence[str] = ()
     """Some of ``KNOWN_DIFFERENCES``, about which no note is printed."""
 

@@ -29,11 +29,10 @@ from torch.nn.parameter import is_lazy
 
 from samestep import arguments, fit_checks, loops, option_names, plugin, resumed_loggers
 from samestep.callbacks.checkpoints import Checkpoints, keep_scores, progress_of
-from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights, sum_of_bits
+from samestep.callbacks.checks import SameSubsets, SameWeights, sum_of_bits
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
-from samestep.callbacks.loss_check import LossCheck
 from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState, find_deciders
 from samestep.callbacks.rng import SeedSteps
@@ -53,7 +52,6 @@ from samestep.ranks import (
     epoch_logs,
     failure,
     meeting,
-    notices,
     output,
     process_group,
     run_dirs,
@@ -170,7 +168,6 @@ class Trainer(L.Trainer):
         arguments.check_options({**options, "strategy": strategy, "monitor": monitor, "mode": mode})
         compat.reject_tuner(Trainer, arguments.tuner_error)
         plugins, unused = arguments.take_unused(options, plugins, run_dir)
-        self._ask_for_notice = notices.source_of(notice)
         environment.use_srun_ranks()
         arguments.check_callbacks(own)
         self.spec: RunSpec = replace(
@@ -186,6 +183,8 @@ class Trainer(L.Trainer):
             timeout_s=timeout_s,
             shares=shares,
             split_batches=split_batches,
+            notice=notice,
+            accumulates=options.get("accumulate_grad_batches", 1) > 1,
             allow=tuple(allow),
             allow_changes=tuple(allow_changes),
             limits=arguments.limits_of(own, options),
@@ -222,8 +221,6 @@ class Trainer(L.Trainer):
         self._described = describe_options(options, monitor, mode, split_batches=split_batches)
         self._own = own
         chosen = arguments.complete_callbacks(own, run_dir, save_every_s, monitor, mode)
-        self._monitors = arguments.monitors_of(chosen)
-        accumulates = options.get("accumulate_grad_batches", 1) > 1
         # A bar of Lightning would be the second one.
         if compat.of_kind(own, ShowsProgress):
             options.setdefault("enable_progress_bar", False)
@@ -235,9 +232,7 @@ class Trainer(L.Trainer):
         environments = where.pop("plugins", [])
         super().__init__(
             accelerator=accelerator,
-            callbacks=callbacks_of_run(
-                self.spec, self._history, chosen, self._monitors, accumulates
-            ),
+            callbacks=callbacks_of_run(self.spec, self._history, chosen),
             logger=[*trackers, self._history],
             plugins=[AtomicCheckpointIO(), *environments, *plugins],
             default_root_dir=run_dir,
@@ -302,10 +297,7 @@ class Trainer(L.Trainer):
                     self._begin_logs(ckpt_path)
                 self._has_trained = True
                 compat.on_compiling(wall_time.begin_compile, wall_time.end_compile)
-                with (
-                    fit_checks.already_set_up(datamodule),
-                    notices.watching(self._ask_for_notice),
-                ):
+                with fit_checks.already_set_up(datamodule):
                     loaders = train_dataloaders, val_dataloaders, datamodule
                     super().fit(model, *loaders, ckpt_path=ckpt_path)
                 self._left = model, sums_of_weights(model)
@@ -653,8 +645,6 @@ def callbacks_of_run(
     spec: RunSpec,
     history: History,
     chosen: Sequence[L.Callback],
-    monitors: Mapping[str, str],
-    accumulates: bool,
 ) -> list[L.Callback]:
     """The callbacks of every run, and those that were chosen, in the order in which they act.
 
@@ -662,8 +652,6 @@ def callbacks_of_run(
         spec: of the run.
         history: gets the metrics.
         chosen: what the user configures.
-        monitors: the metrics that must be logged, by the key that names each.
-        accumulates: whether an optimizer step has several batches.
     """
     callbacks: list[L.Callback] = [history]
     # It writes a log.
@@ -671,16 +659,16 @@ def callbacks_of_run(
         callbacks.append(Watchdog(spec.timeout_s, str(spec.run_dir)))
     callbacks += [SeedSteps(spec.seed), DataResume(spec.seed), RankState()]
     # Equal slices need no weights; one rank and one batch in a step have no others.
-    if environment.world_size() > 1 or accumulates or spec.split_batches:
+    if environment.world_size() > 1 or spec.accumulates or spec.split_batches:
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
-        callbacks.append(LossCheck(spec.allow))
+    # What they do before a step is no time of the step, which is measured by those behind them.
+    callbacks += plugin.callbacks_of(spec)
     if environment.world_size() > 1:
         waits_in_forward = spec.is_fsdp or spec.sync_batchnorm
         run_dir = None if spec.saves_nothing else spec.run_dir
         callbacks.append(SlowRanks(run_dir, waits_in_forward=waits_in_forward))
     callbacks += [HparamsOnResume(), RunStats(), SameSubsets(), SameWeights()]
-    callbacks.append(MonitorCheck(monitors))
-    return [*callbacks, *plugin.callbacks_of(spec), *chosen, Objects(), RunState()]
+    return [*callbacks, *chosen, Objects(), RunState()]
 
 
 def hyperparameters_of(part: Any) -> Mapping[Any, Any]:

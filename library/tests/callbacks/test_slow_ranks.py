@@ -110,7 +110,7 @@ def test_each_run_of_several_ranks_looks_for_slow_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "rank", lambda: 1)
     for num_ranks in (1, 2):
         monkeypatch.setattr(environment, "world_size", lambda num=num_ranks: num)
-        callbacks = callbacks_of_run(make_spec(tmp_path), mock.Mock(), [], {}, False)
+        callbacks = callbacks_of_run(make_spec(tmp_path), mock.Mock(), [])
         found = [callback for callback in callbacks if isinstance(callback, SlowRanks)]
         assert [callback.run_dir for callback in found] == [tmp_path] * (num_ranks - 1)
 

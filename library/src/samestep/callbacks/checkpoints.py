@@ -40,7 +40,6 @@ from samestep.ranks.requeue import requeue_job
 from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, record, replication, shards
 from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor, size_of
-from samestep.run.compiled_code import CompiledCode
 from samestep.run.files import link_file
 from samestep.run.layout import shorten
 from samestep.run.manifest import Manifest, verify
@@ -113,7 +112,6 @@ class Checkpoints(Checkpoint):
         self._checkpoint_io: AtomicCheckpointIO  # of the strategy
         self._stand_ins: StandIns | None = None
         self._save_time = SaveTime()
-        self._compiled_code = CompiledCode(self.folder)
         self._has_told_lack = False
         self._due: list[Path] | None = None  # names of the checkpoint that is being written
         self._has_ended = False
@@ -173,8 +171,6 @@ class Checkpoints(Checkpoint):
         self._checkpoint_io = trainer.strategy.checkpoint_io  # type: ignore[assignment]
         self._checkpoint_io.folder = self.folder
         self._checkpoint_io.resumes = stage == "fit"
-        if stage == "fit":
-            self._compiled_code.restore()
         self._stand_ins = StandIns(pl_module)
         self._checkpoint_io.stand_ins = self._stand_ins
         explain_loading(trainer, f"Use the configuration that it was trained with, or {NEW_RUN}")
@@ -468,7 +464,6 @@ class Checkpoints(Checkpoint):
         """Save the run; what a thread still writes is left to ``_commit``."""
         self._checkpoint_io.in_background = self._checkpoint_io.saves_for_run = True
         follow = self._save_time.start()
-        self._compiled_code.keep()
         try:
             trainer.save_checkpoint(self.last)
         finally:

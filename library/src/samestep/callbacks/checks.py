@@ -1,15 +1,11 @@
 """Rejects what could not resume exactly, or would be wrong without anybody noticing.
 
 ``check_supported`` names callbacks of Lightning, ``check_accumulation`` a loader that cuts steps
-differently than the Trainer, ``MonitorCheck`` a metric that is never logged, ``SameSubsets``
-training samples that are chosen again and otherwise, and ``SameWeights`` ranks that train different
-models.
+differently than the Trainer, ``SameSubsets`` training samples that are chosen again and otherwise,
+and ``SameWeights`` ranks that train different models.
 """
 
-import re
 import zlib
-from collections.abc import Mapping
-from difflib import get_close_matches
 from itertools import compress
 from typing import Any
 
@@ -26,17 +22,14 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DistributedSampler, Subset
 
-from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.run_state import Part, Saved
 from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.errors import ConfigError, RunError
-from samestep.option_names import option, setting
 from samestep.ranks import compat, devices
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import ShardedStrategy
@@ -87,81 +80,6 @@ def check_accumulation(trainer: L.Trainer, pl_module: L.LightningModule) -> None
                 f"the Trainer, which accumulates {accumulated}: "
                 "BatchLoader(accumulate_grad_batches=self.trainer.accumulate_grad_batches)"
             )
-
-
-class MonitorCheck(L.Callback):
-    """Compares each monitor with what one batch of validation logs, before training begins.
-
-    Lightning skips this batch if a run resumes. Only monitors with ``val`` in their name, or that
-    begin with ``test``, are compared: others may be logged by training.
-
-    Args:
-        monitors: by the name of the argument that sets it, such as ``monitor``.
-    """
-
-    def __init__(self, monitors: Mapping[str, str]) -> None:
-        self.monitors = dict(monitors)
-
-    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find out whether the module logs something else in this first validation."""
-        compat.watch_sanity_checks()
-        vars(trainer)["module_knows_sanity_checks"] = False
-
-    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Reject the monitors that validation does not log.
-
-        Raises:
-            ConfigError: with the metrics that it logs, and the most likely one.
-        """
-        logged = sorted(trainer.callback_metrics)
-        # Some models log nothing in this first validation, or other metrics, which says nothing
-        # about later ones. ``Checkpoints`` rejects a wrong monitor after the first epoch then.
-        if not logged or vars(trainer).get("module_knows_sanity_checks"):
-            return
-        # Some name them after the stage: pytorch-forecasting's sanity_check_loss is val_loss later.
-        stage = RunningStage.SANITY_CHECKING.value
-        if stage in " ".join(logged):
-            return
-        wrong = self._find_unlogged(trainer, logged)
-        if not wrong:
-            return
-        settings = ", ".join(f"{key}={monitor}" for key, monitor in wrong.items())
-        remedy = suggest_monitor(*next(iter(wrong.items())), logged)
-        raise ConfigError(
-            f"{settings}: validation logs {', '.join(logged)}; choose one of these, such as "
-            f"{remedy}, and its mode. {setting('monitor', None)} tests the last weights. If the "
-            f"metric is only logged later, add {setting('num_sanity_val_steps', 0)}"
-        )
-
-    def _find_unlogged(self, trainer: L.Trainer, logged: list[str]) -> dict[str, str]:
-        """The monitors of validation that are not among the metrics which it logs."""
-        monitors = dict(self.monitors)
-        for config in trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau:
-                name = type(config.scheduler).__name__
-                monitors[f"the schedule {name}, monitor"] = str(config.monitor)
-        wrong: dict[str, str] = {}
-        for key, monitor in monitors.items():
-            is_of_validation = re.search("val|^test", monitor, re.IGNORECASE)
-            if monitor not in logged and is_of_validation:
-                wrong[key] = monitor
-        return wrong
-
-
-def option_of(callback: L.Callback, name: str) -> str:
-    """The argument of a callback as the user types it; the Trainer has those of ``Checkpoints``."""
-    of_trainer = isinstance(callback, Checkpoints)
-    return option(name if of_trainer else f"{type(callback).__name__}.{name}")
-
-
-def suggest_monitor(key: str, monitor: str, logged: list[str]) -> str:
-    """The setting that was probably meant: a name like ``monitor``, a loss, or any metric."""
-    losses = [name for name in logged if "loss" in name.lower()]
-    similar = get_close_matches(monitor, logged, cutoff=0.8)
-    # val/iou, where validation logs val/iou_crop; their letters are not similar enough.
-    longer = [name for name in logged if name.startswith(monitor)]
-    nearest = [*similar, *longer, *losses, *logged][0]
-    return f"{key}={nearest}"
 
 
 class UnequalWeightsError(RunError):

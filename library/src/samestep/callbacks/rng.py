@@ -1,14 +1,11 @@
 """Random numbers that depend neither on interruptions nor, outside of a step, on the ranks."""
 
-import pickle
-import random
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
@@ -69,13 +66,6 @@ class SeedSteps(L.Callback):
         """Seed the step of this batch of the epoch."""
         self._seed(trainer.current_epoch, batch_idx, trainer.global_rank)
 
-    def has_drawn(self, trainer: L.Trainer, batch_idx: int) -> bool:
-        """Whether anything has drawn random numbers since the step of this batch was seeded."""
-        now = states_of_generators()
-        with isolated_generators():
-            self.seed_step(trainer, batch_idx)
-            return states_of_generators() != now
-
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the random numbers of training, and seed the hooks before the first batch."""
         self._training_numbers.enter_context(isolated_generators())
@@ -122,19 +112,6 @@ def isolated_generators() -> Iterator[None]:
         yield
     if state is not None:
         torch.mps.set_rng_state(state)
-
-
-def states_of_generators() -> tuple[bytes, ...]:
-    """The states of the global generators of torch, NumPy and Python, to compare them."""
-    states = [
-        torch.get_rng_state().numpy().tobytes(),
-        pickle.dumps(np.random.get_state()),
-        pickle.dumps(random.getstate()),
-    ]
-    gpu = devices.module_of_gpu()
-    if gpu is not None:
-        states.append(gpu.get_rng_state().numpy().tobytes())
-    return tuple(states)
 
 
 def seed_hook(trainer: L.Trainer, name: str) -> None:

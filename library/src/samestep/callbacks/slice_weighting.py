@@ -11,11 +11,6 @@ from torch.utils.data import DataLoader
 
 from samestep import losses
 from samestep.callbacks.clock import ForwardTimer
-from samestep.callbacks.divided_batches import (
-    check_divided,
-    has_streams,
-    note_repeated,
-)
 from samestep.callbacks.notes import print_note
 from samestep.data.loaders import find_batch_loaders, find_loaders, order_of, orders_of
 from samestep.data.sampler import (
@@ -74,7 +69,6 @@ class SliceWeighting(L.Callback):
         self._order: GlobalBatchSampler | SplitBatches | None = None
         self._splits: list[SplitBatches] = []  # of the ordinary loaders of the training
         self._checked_epoch = -1
-        self._compares_streams = False  # in the next batch
         self._batch = 0  # of this epoch
         self._saved: tuple[float, ...] = ()  # the shares of a checkpoint
         self._is_measured = False  # whether the shares follow the speeds of the ranks
@@ -120,9 +114,6 @@ class SliceWeighting(L.Callback):
         asked = process_group.broadcast(self.asked)
         if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
             self._use_shares(asked, trainer)
-        check_divided(trainer, trainer.train_dataloader)
-        has_several_ranks = environment.world_size() > 1
-        self._compares_streams = has_several_ranks and has_streams(trainer.train_dataloader)
         self._slice_training_data(trainer)
 
     def _use_shares(self, asked: str | Sequence[float], trainer: L.Trainer) -> None:
@@ -163,9 +154,6 @@ class SliceWeighting(L.Callback):
         self._batch = batch_idx
         if self._splits:
             self._check_splits(trainer)
-        if self._compares_streams:
-            self._compares_streams = False
-            note_repeated(trainer, batch)
         has_samples = self.weight() > 0
         self._means = []
         accumulates = trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization

@@ -6,6 +6,6 @@ map-style DataLoader.
 
 Read in this order: ``sampler`` (which samples each rank sees), ``order`` (of an epoch), ``seeds``
 (of random numbers), ``threads`` (that read ahead), ``loader`` (batches), ``torch_loaders``
-(DataLoaders of torch), ``loaders`` (all loaders of a stage), ``samples`` (of a batch of any kind),
-``arrow`` and ``lance`` (rows that need not fit in memory).
+(DataLoaders of torch), ``loaders`` (all loaders of a stage), ``arrow`` and
+``lance`` (rows that need not fit in memory).
 """

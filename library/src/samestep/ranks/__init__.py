@@ -9,9 +9,8 @@ interfaces), ``collectives`` (which backend takes a tensor), ``process_group`` (
 together), ``meeting`` (how to reach rank zero), ``run_dirs`` (one run directory for all of them),
 ``sharded`` (a part of the model on each rank), ``epoch_sums`` (what each rank adds up), ``devices``
 and ``gradients`` (what a GPU computes, and nothing waits for), ``strategies`` (how Lightning trains
-on these ranks), ``stopping``, ``child_signals``, ``requeue`` and ``notices`` (signals and other
-requests), ``heartbeat`` (progress), ``failure``, ``interrupts``, ``output`` and ``process``
-(errors, output, exit codes), ``forked`` (what must leave no trace), ``secrets`` (never printed),
-``epoch_logs`` (logged values over the ranks) and ``compat`` (private names of other libraries;
-``samestep.loops`` has those of Lightning's loops).
+on these ranks), ``stopping``, ``child_signals`` and ``requeue`` (signals and other requests),
+``heartbeat`` (progress), ``failure``, ``interrupts``, ``output`` and ``process`` (errors, output,
+exit codes), ``secrets`` (never printed), ``epoch_logs`` (logged values over the ranks) and
+``compat`` (private names of other libraries; ``samestep.loops`` has those of Lightning's loops).
 """

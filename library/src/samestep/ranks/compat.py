@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from samestep import versions
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import environment
@@ -44,7 +43,6 @@ def of_kind(things: Iterable[object], kind: type[Kind]) -> list[Kind]:
 
 def apply(trainer: "L.Trainer") -> None:
     """Change what Lightning has no switch for, in every run."""
-    versions.check()
     leave_signals_to_us(trainer)
     search_gpus_once()
     name_arguments_of_loaders()
@@ -97,6 +95,27 @@ def saved_tensors(module: "nn.Module") -> dict[str, Tensor]:
             if name not in part._non_persistent_buffers_set:
                 found[f"{prefix}.{name}" if prefix else name] = buffer
     return found
+
+
+def has_own_loading(model: "nn.Module", key: str) -> bool:
+    """Whether code outside of torch takes part in loading this key of a ``state_dict``.
+
+    torch 2.15 says in no public attribute which hooks a module has.
+    """
+    if any(part._load_state_dict_post_hooks for part in model.modules()):
+        return True
+    # What loads a module can change what its parts find.
+    part: nn.Module | None = model
+    for child in key.split("."):
+        if part is None:
+            break
+        if part._load_state_dict_pre_hooks:
+            return True
+        for name in ("load_state_dict", "_load_from_state_dict", "set_extra_state"):
+            if not getattr(part, name).__module__.startswith("torch."):
+                return True
+        part = dict(part.named_children()).get(child)
+    return False
 
 
 SAVER_STATE = "_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation"
@@ -418,31 +437,6 @@ def averages_weights(callback: object) -> bool:
 
 
 @cache  # once in a process, which may have several runs
-def watch_sanity_checks() -> None:
-    """Let a Trainer know whether a module has asked it if this is the sanity check.
-
-    Lightning 2.6 has one public property for that, and asks it itself. What such a module does in
-    the sanity check says nothing about its validations.
-    """
-    import lightning as L
-
-    asked: Any = L.Trainer.sanity_checking
-
-    def is_sanity_check(trainer: L.Trainer) -> bool:
-        is_checking = bool(asked.fget(trainer))
-        if is_checking:
-            asker = sys._getframe(1)
-            package = asker.f_globals.get("__name__", "").partition(".")[0]
-            # Callbacks log for themselves, and a progress bar asks in each run.
-            is_callback = isinstance(asker.f_locals.get("self"), L.Callback)
-            if package not in ("lightning", "samestep") and not is_callback:
-                vars(trainer)["module_knows_sanity_checks"] = True
-        return is_checking
-
-    L.Trainer.sanity_checking = property(is_sanity_check, asked.fset)  # type: ignore[method-assign, assignment]
-
-
-@cache  # once in a process, which may have several runs
 def before_hooks(function: Callable[["L.Trainer", str], None]) -> None:
     """Let ``function`` act before each hook that Lightning 2.6 calls, with the hook's name.
 
@@ -680,28 +674,6 @@ def add_ddp_options(strategy: "DDPStrategy", options: Mapping[str, Any]) -> None
     strategy._ddp_kwargs = {**options, **strategy._ddp_kwargs}
 
 
-def forget_sharding(module: Any) -> None:
-    """Make a module of FSDP2 an ordinary one, in a fork; its weights must be gathered.
-
-    torch 2.15 has no public way back: the hooks would gather the weights again, together with the
-    other ranks. Only the loss check needs it, which reports an error of this as "not checked".
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    from samestep.ranks.sharded import STEPS, class_of
-
-    for part in [*module.modules()]:
-        if not isinstance(part, FSDPModule):
-            continue
-        state: Any = part._get_fsdp_state()
-        state._pre_forward_hook_handle.remove()
-        state._post_forward_hook_handle.remove()
-        # The methods that count as forward passes are wrapped.
-        for name in STEPS:
-            vars(part).pop(name, None)
-        part.__class__ = class_of(part)
-
-
 def destroy_groups() -> None:
     """Destroy all process groups; the GIL is free while their threads end.
 
@@ -742,11 +714,3 @@ def on_compiling(begin: Callable[..., None], end: Callable[..., None]) -> None:
     if begin not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(begin)
         callback_handler.register_end_callback(end)
-
-
-def leave_ranks() -> None:
-    """Forget the process group in a fork, whose connections belong to the parent; torch 2.15."""
-    from torch import distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        dist.distributed_c10d.GroupMember.WORLD = None

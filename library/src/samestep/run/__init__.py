@@ -9,8 +9,7 @@ another run are rejected. Read in this order:
 2. ``checkpoint``: files that are written atomically, by a thread of ``background``. ``manifest``
    proves a checkpoint intact and of this run; ``shards`` are the tensors of a sharded model.
    ``weights`` says whether those of a checkpoint fit a model. ``save_interval`` says when to save,
-   ``save_time`` if it takes too long. ``compiled_code`` lies beside the checkpoint.
-   ``wall_time`` counts seconds by cause.
+   ``save_time`` if it takes too long. ``wall_time`` counts seconds by cause.
 3. ``history`` writes the metrics over time, ``metrics`` reads them. ``copies`` is what a run asks
    of a callback that copies it elsewhere. ``store`` is such a copy: the callback ``artifacts``
    keeps it up to date, ``upload`` makes it by command.

@@ -1,8 +1,7 @@
 """Whether the weights in a checkpoint fit a model; its own ``load_state_dict`` decides."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import lightning as L
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from samestep.errors import ConfigError
-from samestep.ranks import compat, forked
+from samestep.ranks import compat
 
-TRIAL_S = 60.0  # for an attempt to load weights; an ordinary model never needs one
 GROWN = "grown"
 """The key of a checkpoint for what ``find_growth`` finds."""
 UNKNOWN = [-1]
@@ -110,59 +108,24 @@ def find_unloadable(model: L.LightningModule, checkpoint: dict[str, Any]) -> str
     """Why a model could not load a checkpoint that it has just made, as a message; None if it can.
 
     Hooks that save the trainable weights only are many, and Lightning finds out when the run is to
-    continue. The weights themselves are those that the model has, so to load them changes nothing;
-    but hooks of the user may have effects, so that they are called in a fork.
+    continue. Nothing is loaded here: hooks of the user may have effects.
     """
-    # First by names and shapes: nearly all models save what they have, and need no attempt.
-    misfit = find_misfit(checkpoint.get("state_dict", {}), model)
-    if misfit is None:
+    has_hook = is_overridden("on_load_checkpoint", model, L.LightningModule)
+    if has_hook or not model.strict_loading:
         return None
-    why = try_to_load(model, checkpoint) if can_try(model) else judge(model, misfit)
-    if why is None:
+    misfits = find_misfits(checkpoint.get("state_dict", {}), model)
+    # Code that may mend it gets the benefit of the doubt: to reject what works is worse than to be
+    # late.
+    certain = (why for key, why in misfits if not compat.has_own_loading(model, key))
+    misfit = next(certain, None)
+    if misfit is None:
         return None
     name = type(model).__name__
     return (
-        f"{name} could not load its own checkpoints, so the run could not continue: {why}. Save "
+        f"{name} could not load its own checkpoints, so the run could not continue: {misfit}. Save "
         "all weights in on_save_checkpoint, or restore them in on_load_checkpoint; or set "
         f"self.strict_loading = False in {name}.__init__, if it has the others from elsewhere"
     )
-
-
-def can_try(model: nn.Module) -> bool:
-    """Whether a fork of this process can load weights: a fork has no GPU, and no other ranks."""
-    if not forked.can_fork():
-        return False
-    return all(map(is_whole_on_cpu, [*model.parameters(), *model.buffers()]))
-
-
-def is_whole_on_cpu(tensor: Tensor) -> bool:
-    """Whether a tensor is in the memory of this process, all of it."""
-    return tensor.device.type == "cpu" and not hasattr(tensor, "full_tensor")
-
-
-def try_to_load(model: L.LightningModule, checkpoint: dict[str, Any]) -> str | None:
-    """Load a checkpoint as Lightning does, in a fork; why that fails, or None."""
-    try:
-        forked.call_in_fork(partial(load_into, model, checkpoint), TRIAL_S)
-    except forked.ForkError as error:
-        # Another error may come from the fork, or a large file may be read there for too long:
-        # then nothing is known, and the run must not wait, nor end, because of a check.
-        _, found, text = str(error).partition(REJECTED)
-        if found:
-            return find_reason(checkpoint, model, text)
-    return None
-
-
-def judge(model: L.LightningModule, misfit: str) -> str | None:
-    """The misfit, unless code of the user may mend it when the checkpoint is loaded."""
-    # A method that is there may do the right thing, and to reject what works is worse than to be
-    # late.
-    if not model.strict_loading:
-        return None
-    for name in ("on_load_checkpoint", "load_state_dict"):
-        if is_overridden(name, model, L.LightningModule):
-            return None
-    return misfit
 
 
 def find_reason(checkpoint: Mapping[str, Any], model: nn.Module, text: str) -> str:
@@ -176,15 +139,21 @@ def find_reason(checkpoint: Mapping[str, Any], model: nn.Module, text: str) -> s
 
 def find_misfit(weights: Mapping[str, Any], model: nn.Module) -> str | None:
     """The first difference between saved weights and those of a model, as a clause."""
+    return next((misfit for _, misfit in find_misfits(weights, model)), None)
+
+
+def find_misfits(weights: Mapping[str, Any], model: nn.Module) -> Iterator[tuple[str, str]]:
+    """The differences between saved weights and those of a model: names, and clauses."""
     expected = read_shapes(model)
     for name, shape in expected.items():
         if name not in weights:
-            return f"it has no {name}"
+            yield name, f"it has no {name}"
+            continue
         found = shape_of(weights[name])
         if found != shape and UNKNOWN not in (found, shape):
-            return f"{name} has the shape {found} instead of {shape}"
-    unknown = sorted(weights.keys() - expected.keys())
-    return f"the model has no {unknown[0]}" if unknown else None
+            yield name, f"{name} has the shape {found} instead of {shape}"
+    for name in sorted(weights.keys() - expected.keys()):
+        yield name, f"the model has no {name}"
 
 
 def condense(text: str) -> str:

@@ -1,12 +1,14 @@
 """What was compiled is beside the checkpoint, for each process of a node."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from library.tests.programs import run_code
+from samestep.plugins import compiled_code
+from samestep.plugins.compiled_code import CompiledCode
 from samestep.ranks import environment
-from samestep.run import compiled_code
-from samestep.run.compiled_code import CompiledCode
 
 PROGRAM = """
 import sys
@@ -57,10 +59,16 @@ def test_a_new_node_finds_what_each_rank_has_compiled(tmp_path):
     assert train(tmp_path, 2).count("found: True") == 2
 
 
+def kept_in(folder: Path) -> CompiledCode:
+    code = CompiledCode()
+    code._folder = folder
+    return code
+
+
 def test_code_is_written_once_and_a_full_disk_is_told(tmp_path, monkeypatch, caplog):
     content = b"one"
     monkeypatch.setattr(compiled_code, "read_compiled", lambda: content)
-    own = CompiledCode(tmp_path)
+    own = kept_in(tmp_path)
     path = tmp_path / "compiled-0.bin"
     own.keep()
     assert path.read_bytes() == content
@@ -70,7 +78,7 @@ def test_code_is_written_once_and_a_full_disk_is_told(tmp_path, monkeypatch, cap
     content = b"one and two"
     own.keep()
     assert path.read_bytes() == content
-    CompiledCode(tmp_path / "missing").keep()
+    kept_in(tmp_path / "missing").keep()
     assert "a restart compiles again" in caplog.text
 
 
@@ -78,4 +86,4 @@ def test_a_damaged_file_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert environment.local_rank() == 0
     (tmp_path / "compiled-0.bin").write_bytes(b"damaged")
-    CompiledCode(tmp_path).restore()
+    kept_in(tmp_path).restore()

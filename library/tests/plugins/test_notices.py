@@ -12,8 +12,10 @@ import pytest
 
 from library.tests.kit import Net, batches, fit, on_ranks
 from library.tests.programs import PATIENCE_S, until
+from samestep import Trainer
 from samestep.errors import ConfigError
-from samestep.ranks import environment, notices, stopping
+from samestep.plugins import notices
+from samestep.ranks import environment, stopping
 from samestep.run import manifest
 
 
@@ -98,9 +100,12 @@ def test_a_file_that_appears_is_a_notice(tmp_path):
 
 
 @pytest.mark.parametrize("notice", ["azure", "file:", "/notices/spot"])
-def test_an_unknown_source_is_rejected(notice):
+def test_an_unknown_source_is_rejected(tmp_path, notice):
     with pytest.raises(ConfigError, match=f"notice={notice}: must be file:PATH, aws, gcp"):
         notices.source_of(notice)
+    with pytest.raises(ConfigError, match=f"notice={notice}: must be"):
+        Trainer(run_dir=tmp_path / "run", notice=notice)
+    assert not (tmp_path / "run").exists()
 
 
 def test_each_new_notice_asks_once(monkeypatch, capfd):
@@ -125,8 +130,10 @@ def test_each_new_notice_asks_once(monkeypatch, capfd):
 
     monkeypatch.setattr(notices, "EVERY_S", 0)
     monkeypatch.setattr(stopping, "ask_to_save", count)
-    with notices.watching(ask):
-        assert is_over.wait(PATIENCE_S)
+    watch = notices.Notices(ask)
+    watch.on_fit_start(None, None)  # type: ignore[arg-type]
+    assert is_over.wait(PATIENCE_S)
+    watch.on_fit_end()
     assert num_saved == 2
     said = capfd.readouterr().out
     assert said.count("Note: notice has no answer, and is tried again: away") == 1

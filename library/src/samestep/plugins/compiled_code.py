@@ -10,26 +10,46 @@ run directory have none, and neither has the copy in a store.
 
 import logging
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import torch
 
-from samestep.ranks import collectives, environment
+from samestep.callbacks.checkpoints import Checkpoints
+from samestep.ranks import collectives, compat, environment
 from samestep.ranks.process_group import gather
 from samestep.run.files import open_atomic, read_bytes
+from samestep.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
 
-class CompiledCode:
-    """The code that this process has compiled, and where it is kept.
+def callback(spec: RunSpec) -> L.Callback | None:
+    """``CompiledCode``, if the run keeps files."""
+    return CompiledCode() if not spec.saves_nothing else None
 
-    Args:
-        folder: of the checkpoints.
-    """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+class CompiledCode(L.Callback):
+    """The code that this process has compiled, kept in the folder of the checkpoints."""
+
+    def __init__(self) -> None:
+        self._folder = Path()
         self._num_kept = 0  # bytes of this process that are in its file
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Find what an earlier start has kept."""
+        (checkpoints,) = compat.callbacks_of(trainer, Checkpoints)
+        self._folder = checkpoints.folder
+        if stage == "fit":
+            self.restore()
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep what was compiled since the last save of the run; it is not in the checkpoint."""
+        writer: Any = trainer.strategy.checkpoint_io
+        if writer.saves_for_run:
+            self.keep()
 
     def restore(self) -> None:
         """Hand what was kept to torch, which takes what fits its version, the device and the net.

@@ -8,23 +8,25 @@
     notice="gcp"                  the metadata of a virtual machine of Google
     notice=ask                    a function that returns the text of a notice, or None
 
-A thread of one rank on each node asks. A notice is a request to save, as by SIGUSR2: all ranks
-agree before the next step. SIGTERM, which follows, then finds little left to save.
+A notice is a request to save, as by SIGUSR2: all ranks agree before the next step. SIGTERM, which
+follows, then finds little left to save.
 """
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib import request
 from urllib.error import HTTPError
 
+import lightning as L
+
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import environment, output, stopping
+from samestep.run_spec import RunSpec
 
 Ask = Callable[[], str | None]
 
@@ -36,6 +38,16 @@ FILE = "file:"
 # By the variables of their own libraries, another address can be given.
 AWS_ADDRESS = ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
 GCP_ADDRESS = ("GCE_METADATA_HOST", "metadata.google.internal")
+
+
+def callback(spec: RunSpec) -> L.Callback | None:
+    """``Notices``, if the Trainer was given a source of them.
+
+    Raises:
+        ConfigError: if there is no such source.
+    """
+    ask = source_of(spec.notice)
+    return Notices(ask) if ask is not None else None
 
 
 def source_of(notice: str | Ask | None) -> Ask | None:
@@ -59,19 +71,30 @@ def source_of(notice: str | Ask | None) -> Ask | None:
     )
 
 
-@contextmanager
-def watching(ask: Ask | None) -> Iterator[None]:
-    """Save at each new notice within this block; every rank may call this."""
-    # All ranks of a node live on the same machine.
-    if ask is None or environment.local_rank() != 0:
-        yield
-        return
-    ends = threading.Event()
-    threading.Thread(target=_watch, args=(ask, ends), daemon=True).start()
-    try:
-        yield
-    finally:
-        ends.set()
+class Notices(L.Callback):
+    """Saves the run at each new notice while it trains.
+
+    Args:
+        ask: returns the text of a notice, or None.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self._ends = threading.Event()
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Let a thread of one rank on each node ask: all ranks of a node are on one machine."""
+        self._ends = threading.Event()
+        if environment.local_rank() == 0:
+            threading.Thread(target=_watch, args=(self.ask, self._ends), daemon=True).start()
+
+    def on_fit_end(self, *args: Any) -> None:
+        """Ask no more."""
+        self._ends.set()
+
+    def on_exception(self, *args: Any) -> None:
+        """Ask no more."""
+        self._ends.set()
 
 
 def _watch(ask: Ask, ends: threading.Event) -> None:

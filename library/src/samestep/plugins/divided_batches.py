@@ -1,8 +1,4 @@
-"""Finds data that are divided by the number of ranks twice, or not at all.
-
-``check_divided`` rejects a batch size that the user's data have divided already; ``note_repeated``
-compares what the ranks read from streams, which nobody divides but their data set.
-"""
+"""Finds data that are divided by the number of ranks twice, or not at all."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +14,10 @@ from samestep.data.sampler import ExactLoader
 from samestep.data.torch_loaders import split_of
 from samestep.errors import ConfigError
 from samestep.option_names import setting
+from samestep.plugin import Plugin
+from samestep.ranks import environment
 from samestep.ranks.process_group import gather
+from samestep.run_spec import RunSpec
 
 NOTE_ON_REPEATED = (
     "Note: all {0} ranks have read the same first batch of a stream, so they train on each sample "
@@ -27,25 +26,50 @@ NOTE_ON_REPEATED = (
 BATCH_SIZE = re.compile(r"(.+_)?(batch_?size|global_?batch|bs)")
 
 
-def check_divided(trainer: L.Trainer, loaders: Any) -> None:
-    """Find batches that are divided by the number of ranks twice, before the first step.
+def callback(spec: RunSpec) -> L.Callback | None:
+    """``DividedBatches``, if there are several ranks."""
+    return DividedBatches() if environment.world_size() > 1 else None
 
-    Raises:
-        ConfigError: if a loader has a hyperparameter of the data, divided by the number of ranks.
+
+class DividedBatches(Plugin):
+    """Rejects a batch size that the user's data have divided; names a stream that nobody divides.
+
+    Lightning gives every rank a stream whole; only its data set can divide it.
     """
-    num_ranks = trainer.world_size
-    if num_ranks == 1:
-        return
-    given = given_batch_sizes(trainer)
-    for loader in find_loaders(loaders):
-        size, divides = find_batch_size(loader)
-        name = None if size is None else find_multiple(given, size, num_ranks)
-        if name is not None:
-            raise ConfigError(
-                f"the data divide {name}={given[name]} by {num_ranks} ranks to batch_size={size}, "
-                f"and {divides} divides each batch over the ranks again; let the loader take all "
-                f"{given[name]}: {divides} counts samples over all ranks"
-            )
+
+    def __init__(self) -> None:
+        self._compares = False  # in the next batch
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Compare the batch sizes of the loaders with those that the data were given.
+
+        Raises:
+            ConfigError: if a loader has a hyperparameter, divided by the number of ranks.
+        """
+        num_ranks = trainer.world_size
+        loaders = [*find_loaders(trainer.train_dataloader)]
+        data_sets = [getattr(loader, "dataset", None) for loader in loaders]
+        self._compares = any(isinstance(data, IterableDataset) for data in data_sets)
+        given = given_batch_sizes(trainer)
+        for size, divides in map(find_batch_size, loaders):
+            name = None if size is None else find_multiple(given, size, num_ranks)
+            if name is not None:
+                raise ConfigError(
+                    f"the data divide {name}={given[name]} by {num_ranks} ranks to "
+                    f"batch_size={size}, and {divides} divides each batch over the ranks again; "
+                    f"let the loader take all {given[name]}: {divides} counts samples over all "
+                    "ranks"
+                )
+
+    def on_batch_read(self, trainer: L.Trainer, batch_idx: int, batch: Any) -> None:
+        """Say that the ranks have read the same samples first, if they have."""
+        if not self._compares:
+            return
+        self._compares = False
+        digests = gather(BatchDigest(batch).checksum)
+        # 0 if nothing could be compared, such as what a GPU holds.
+        if digests[0] != 0 and len(set(digests)) == 1:
+            print_note(trainer, NOTE_ON_REPEATED.format(len(digests)))
 
 
 def find_multiple(given: Mapping[str, int], size: int, num_ranks: int) -> str | None:
@@ -57,20 +81,6 @@ def find_multiple(given: Mapping[str, int], size: int, num_ranks: int) -> str | 
         if value // num_ranks == size < value:
             return name
     return None
-
-
-def has_streams(loaders: Any) -> bool:
-    """Whether some loaders read streams, which Lightning gives to every rank whole."""
-    data_sets = [getattr(loader, "dataset", None) for loader in find_loaders(loaders)]
-    return any(isinstance(data, IterableDataset) for data in data_sets)
-
-
-def note_repeated(trainer: L.Trainer, batch: Any) -> None:
-    """Say that the ranks have read the same samples, if they have; every rank must call this."""
-    digests = gather(BatchDigest(batch).checksum)
-    # 0 if nothing could be compared, such as what a GPU holds.
-    if digests[0] != 0 and len(set(digests)) == 1:
-        print_note(trainer, NOTE_ON_REPEATED.format(len(digests)))
 
 
 def find_batch_size(loader: Any) -> tuple[int | None, str]:

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from samestep.ranks import compat
 
 Result = TypeVar("Result")
 
@@ -135,9 +134,9 @@ def _run(function: Callable[[], Any], pipe: int, timeout_s: float) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         # The other threads of a pool do not exist here, and an operation would wait for them.
         torch.set_num_threads(1)
-        compat.leave_ranks()
         _close_connections()
         try:
+            _leave_ranks()
             with OnlyCPU():  # type: ignore[no-untyped-call]
                 answer: tuple[Any, str | None] = function(), None
         except BaseException as error:  # whatever a model raises, also to end its process
@@ -148,6 +147,12 @@ def _run(function: Callable[[], Any], pipe: int, timeout_s: float) -> None:
     finally:
         # No clean-up of the parent's: its files, threads and connections are not ours.
         os._exit(0)
+
+
+def _leave_ranks() -> None:
+    """Forget the process group, whose connections belong to the parent; torch 2.15."""
+    if dist.is_available() and dist.is_initialized():
+        dist.distributed_c10d.GroupMember.WORLD = None
 
 
 def _close_connections() -> None:

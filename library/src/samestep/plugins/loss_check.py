@@ -5,19 +5,27 @@ import logging
 import math
 import operator
 import pickle
+import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from samestep.callbacks.notes import join_names, print_note
-from samestep.callbacks.rng import SeedSteps
-from samestep.callbacks.step_probe import (
+from samestep.callbacks.rng import SeedSteps, isolated_generators
+from samestep.data.loaders import orders_of
+from samestep.data.sampler import GlobalBatchSampler
+from samestep.errors import ConfigError
+from samestep.option_names import option, setting
+from samestep.plugins.forked import ForkError, ForkTimeout, call_in_fork, can_fork
+from samestep.plugins.samples import CannotSplit, join, take
+from samestep.plugins.step_probe import (
     BATCH_NORMS,
     TIMEOUT_S,
     Answer,
@@ -27,14 +35,8 @@ from samestep.callbacks.step_probe import (
     gathered_weights,
     is_equal,
 )
-from samestep.data.loaders import orders_of
-from samestep.data.sampler import GlobalBatchSampler
-from samestep.data.samples import CannotSplit, join, take
-from samestep.errors import ConfigError
-from samestep.option_names import option, setting
-from samestep.ranks import compat, process_group
-from samestep.ranks.forked import ForkError, ForkTimeout, call_in_fork, can_fork
-from samestep.run_spec import BATCH_NORM, KNOWN_DIFFERENCES, LOSS, RANDOM, STATE
+from samestep.ranks import compat, devices, environment, process_group
+from samestep.run_spec import BATCH_NORM, KNOWN_DIFFERENCES, LOSS, RANDOM, STATE, RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,12 @@ def explain(finding: Finding, num_ranks: int) -> str:
         allowed=f"{setting('allow', f'[{finding.kind}]')} accepts it",
         sync=setting("sync_batchnorm", True),
     )
+
+
+def callback(spec: RunSpec) -> L.Callback | None:
+    """``LossCheck``, if a run cuts batches: over ranks, or into several that are accumulated."""
+    cuts_batches = environment.world_size() > 1 or spec.accumulates or spec.split_batches
+    return LossCheck(spec.allow) if cuts_batches else None
 
 
 WHILE_MOVED = " (in a hook that moves the batch to the device)"
@@ -177,8 +185,26 @@ class LossCheck(L.Callback):
 def draws_while_moved(trainer: L.Trainer, batch_idx: int) -> bool:
     """Whether hooks such as ``on_after_batch_transfer`` have drawn numbers that ranks draw too."""
     # The check itself begins with a batch that has been moved.
-    seeds = compat.callbacks_of(trainer, SeedSteps)
-    return trainer.world_size > 1 and any(each.has_drawn(trainer, batch_idx) for each in seeds)
+    if trainer.world_size == 1:
+        return False
+    (seeds,) = compat.callbacks_of(trainer, SeedSteps)
+    now = states_of_generators()
+    with isolated_generators():
+        seeds.seed_step(trainer, batch_idx)
+        return states_of_generators() != now
+
+
+def states_of_generators() -> tuple[bytes, ...]:
+    """The states of the global generators of torch, NumPy and Python, to compare them."""
+    states = [
+        torch.get_rng_state().numpy().tobytes(),
+        pickle.dumps(np.random.get_state()),
+        pickle.dumps(random.getstate()),
+    ]
+    gpu = devices.module_of_gpu()
+    if gpu is not None:
+        states.append(gpu.get_rng_state().numpy().tobytes())
+    return tuple(states)
 
 
 def gather_slices(batch: Any) -> list[Any]:

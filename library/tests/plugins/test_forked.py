@@ -1,5 +1,6 @@
 """A fork of a process that has used a GPU must not: without one, its tensors are fake ones."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from library.tests.kit import on_ranks
 from library.tests.programs import run_code
-from samestep.callbacks.step_probe import Step, copy_to_cpu
-from samestep.ranks.forked import ForkError, call_in_fork
+from samestep.plugins.forked import ForkError, call_in_fork
+from samestep.plugins.step_probe import Step, copy_to_cpu
+from samestep.ranks import process_group
 
 
 def add() -> Any:
@@ -108,3 +111,53 @@ class BoringTrainer:
     """What ``prepare`` changes of a Trainer."""
 
     loggers: Any = ()
+
+
+def fork_all() -> None:
+    changed: list[int] = []
+
+    def change() -> int:
+        changed.append(1)
+        print("not seen")
+        return len(changed)
+
+    def fail() -> None:
+        raise ValueError("wrong")
+
+    def hang() -> None:
+        time.sleep(1000)
+
+    def talk() -> float:
+        value = torch.ones(1)
+        torch.distributed.all_reduce(value)
+        return float(value)
+
+    print([call_in_fork(change, 100), len(changed)])
+    for function, timeout_s in ((fail, 100), (hang, 0.1), (talk, 100)):
+        try:
+            call_in_fork(function, timeout_s)
+        except ForkError as error:
+            print(error)
+    value = torch.ones(1)
+    torch.distributed.all_reduce(value)
+    print(float(value))
+
+
+def fork_in_ranks() -> None:
+    process_group.init("cpu", 60)
+    with process_group.shared_errors():
+        fork_all()
+
+
+@pytest.mark.program
+def test_a_fork_changes_nothing_and_knows_no_ranks():
+    done = on_ranks(fork_in_ranks)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[: len(said) // 2] == said[len(said) // 2 :]
+    first, failed, hung, alone, summed = said[: len(said) // 2]
+    assert first == "[1, 0]"
+    assert failed == "ValueError: wrong"
+    assert hung == "it did not end within 0.1 s, or was killed"
+    assert "process group has not been initialized" in alone
+    assert summed == "2.0"
