@@ -290,6 +290,7 @@ PATCHES = [
     LIBRARY / name
     for name in (
         "ranks/compat.py",
+        "plugins/fsdp.py",
         "ranks/epoch_logs.py",
         "heap/stream.py",
         "ranks/starting.py",

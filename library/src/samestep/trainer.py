@@ -63,7 +63,6 @@ from samestep.ranks import (
 )
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact_values
-from samestep.ranks.sharded import ShardedStrategy
 from samestep.run import checkpoint, lifecycle, record, wall_time, weights
 from samestep.run.checkpoint import AtomicCheckpointIO, read_without_tensors
 from samestep.run.copies import KeepsCopy
@@ -478,7 +477,7 @@ class Trainer(L.Trainer):
         path = lifecycle.last_checkpoint(self.spec)
         if path is None:
             why = "its checkpoints are gone"
-        elif isinstance(self.strategy, ShardedStrategy):
+        elif strategies.is_sharded(self.strategy):
             why = "they are sharded"
         else:
             content = StandIns(self._module).put_back(checkpoint.load(Path(path)))

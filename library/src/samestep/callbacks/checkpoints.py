@@ -38,7 +38,7 @@ from samestep.ranks.compat import callbacks_of, read_saver, set_saver
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.requeue import requeue_job
 from samestep.ranks.stopping import Stopped
-from samestep.run import manifest, record, replication, shards
+from samestep.run import manifest, record, replication
 from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor, size_of
 from samestep.run.compiled_code import CompiledCode
 from samestep.run.files import link_file
@@ -493,7 +493,7 @@ class Checkpoints(Checkpoint):
             cpu_s = self._checkpoint_io.commit()
             if trainer.is_global_zero:
                 self._link(paths)
-                shards.prune(self.folder)
+                manifest.prune(self.folder)
             replication.replicate(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
             # All ranks wait: the test after the last epoch looks for its checkpoint on each.
             trainer.strategy.barrier()
@@ -511,7 +511,7 @@ class Checkpoints(Checkpoint):
             return
         paths, self._due = self._due, None
         pending = self._checkpoint_io.pending
-        if pending is None or pending.rest:
+        if pending is None or pending.finish:
             return
         # The error that ends the run counts, not one of this.
         if pending.written.exception() is None:

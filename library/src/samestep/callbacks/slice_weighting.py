@@ -28,7 +28,7 @@ from samestep.data.torch_loaders import has_batches_of_ids
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import compat, environment, process_group
-from samestep.ranks.sharded import parameters_of
+from samestep.ranks.gradients import parameters_of
 
 SIMILAR = 1.1  # ranks whose speeds differ by at most this factor keep their shares
 

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import Metric
 
 from samestep import losses
-from samestep.ranks import compat
 from samestep.ranks.forked import call_in_fork
+from samestep.ranks.strategies import is_sharded
 from samestep.tracker import NullLogger
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
@@ -103,7 +103,8 @@ class Step:
     def prepare(self) -> None:
         """Let a step log nothing, write nothing and need no GPU, from now on in this process."""
         module = self.module
-        compat.forget_sharding(module)
+        if is_sharded(self.trainer.strategy):
+            self.trainer.strategy.forget_sharding()
         for name, value in self.weights.items():
             path, _, last = name.rpartition(".")
             owner = module.get_submodule(path)

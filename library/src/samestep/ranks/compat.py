@@ -409,14 +409,6 @@ def note_early_stops() -> None:
     kind._evaluate_stopping_criteria = evaluate_and_note
 
 
-def averages_weights(callback: object) -> bool:
-    """Whether a callback is a WeightAveraging, which Lightning has since 2.6."""
-    from lightning.pytorch import callbacks
-
-    kind: type | None = getattr(callbacks, "WeightAveraging", None)
-    return kind is not None and isinstance(callback, kind)
-
-
 @cache  # once in a process, which may have several runs
 def watch_sanity_checks() -> None:
     """Let a Trainer know whether a module has asked it if this is the sanity check.
@@ -678,28 +670,6 @@ def add_ddp_options(strategy: "DDPStrategy", options: Mapping[str, Any]) -> None
     and has no public way to read or add them.
     """
     strategy._ddp_kwargs = {**options, **strategy._ddp_kwargs}
-
-
-def forget_sharding(module: Any) -> None:
-    """Make a module of FSDP2 an ordinary one, in a fork; its weights must be gathered.
-
-    torch 2.15 has no public way back: the hooks would gather the weights again, together with the
-    other ranks. Only the loss check needs it, which reports an error of this as "not checked".
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    from samestep.ranks.sharded import STEPS, class_of
-
-    for part in [*module.modules()]:
-        if not isinstance(part, FSDPModule):
-            continue
-        state: Any = part._get_fsdp_state()
-        state._pre_forward_hook_handle.remove()
-        state._post_forward_hook_handle.remove()
-        # The methods that count as forward passes are wrapped.
-        for name in STEPS:
-            vars(part).pop(name, None)
-        part.__class__ = class_of(part)
 
 
 def destroy_groups() -> None:

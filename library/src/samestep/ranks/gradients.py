@@ -6,6 +6,7 @@ norm of all gradients. Each kernel costs this process as much time as a small st
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from samestep.ranks import compat
-from samestep.ranks.sharded import parameters_of
 
 KERNELS = ("cpu", "cuda")
 """The kinds of devices for which every version of torch has one operation for all gradients."""
@@ -40,6 +40,11 @@ class Norms:
 
 
 _norms = Norms([])
+
+
+def parameters_of(optimizer: Optimizer) -> list[Any]:
+    """The parameters of an optimizer, in the order in which its state counts them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:

@@ -7,7 +7,7 @@ another run are rejected. Read in this order:
    ``lock`` keeps other processes out, ``changes`` compares the configuration with the saved one,
    ``record`` is run.json, ``provenance`` finds the code and the machine, ``logs`` are the ranks'.
 2. ``checkpoint``: files that are written atomically, by a thread of ``background``. ``manifest``
-   proves a checkpoint intact and of this run; ``shards`` are the tensors of a sharded model.
+   proves a checkpoint intact and of this run.
    ``weights`` says whether those of a checkpoint fit a model. ``save_interval`` says when to save,
    ``save_time`` if it takes too long. ``compiled_code`` lies beside the checkpoint.
    ``wall_time`` counts seconds by cause.
