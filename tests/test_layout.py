@@ -65,7 +65,7 @@ LEVELS = [
     ["data", "run", "node"],
     ["heap", "plugin"],
     ["grid", "loggers"],
-    ["callbacks", "resumed_loggers"],
+    ["callbacks"],
     ["loops"],
     ["plugins"],
     ["report"],
@@ -126,7 +126,6 @@ CORE = {
     "option_names",
     "plugin",
     "plugins",
-    "resumed_loggers",
     "trainer",
     "verify",
 }
@@ -291,6 +290,7 @@ PATCHES = [
     for name in (
         "ranks/compat.py",
         "plugins/fsdp.py",
+        "plugins/trackers.py",
         "ranks/epoch_logs.py",
         "heap/stream.py",
         "ranks/starting.py",

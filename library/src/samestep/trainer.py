@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from samestep import arguments, fit_checks, loops, option_names, plugin, resumed_loggers
+from samestep import arguments, fit_checks, loops, option_names, plugin
 from samestep.callbacks.checkpoints import Checkpoints, keep_scores, progress_of
 from samestep.callbacks.checks import MonitorCheck, SameSubsets, SameWeights, sum_of_bits
 from samestep.callbacks.data_resume import DataResume
@@ -227,7 +227,8 @@ class Trainer(L.Trainer):
         if compat.of_kind(own, ShowsProgress):
             options.setdefault("enable_progress_bar", False)
         trackers = arguments.trackers_of(logger) or [NullLogger(str(run_dir))]
-        resumed_loggers.take_places(trackers, run_dir)
+        for known in plugin.loggers_of(trackers, run_dir):
+            known.take_places()
         # Under torchrun its ranks count, and not what the script says.
         where = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         where |= strategies.topology(self.spec, strategy)
@@ -437,11 +438,13 @@ class Trainer(L.Trainer):
         log_to_files(self.spec.run_dir)
         if self.spec.make_loggers is not None:
             trackers = self.spec.make_loggers() if self.is_global_zero else []
-            resumed_loggers.take_places(trackers, self.spec.run_dir)
+            for known in plugin.loggers_of(trackers, self.spec.run_dir):
+                known.take_places()
             # A module sees the first.
             self.loggers = [*(trackers or [NullLogger(str(self.spec.run_dir))]), self._history]
         if self.is_global_zero:
-            resumed_loggers.resume(self.loggers, self.spec.run_dir, ckpt_path)
+            for known in plugin.loggers_of(self.loggers, self.spec.run_dir):
+                known.resume(ckpt_path)
 
     @contextmanager
     def _logging_once(self, stage: str) -> Iterator[None]:
@@ -450,7 +453,8 @@ class Trainer(L.Trainer):
             yield
             return
         loggers = self.loggers
-        if on_rank_zero(resumed_loggers.is_repeated, self.spec.run_dir, stage):
+        known = plugin.loggers_of(loggers, self.spec.run_dir)
+        if on_rank_zero(lambda: any(each.is_repeated(stage) for each in known)):
             self.loggers = [NullLogger(str(self.spec.run_dir)), self._history]
         epoch_logs.set_logged_steps(self, record.read(self.spec.run_dir).step or 0)
         try:
@@ -551,7 +555,8 @@ class Trainer(L.Trainer):
         with self._logging_once(stage), wall_time.spend(wall_time.VALIDATION):
             results = function(**given)
         if self.is_global_zero and not self.spec.saves_nothing:
-            resumed_loggers.note_evaluation(self.spec.run_dir, stage)
+            for known in plugin.loggers_of(self.loggers, self.spec.run_dir):
+                known.note_evaluation(stage)
         self._left = given["model"], sums_of_weights(given["model"])
         return results
 

@@ -6,4 +6,5 @@ Promise: without any of them a run computes and saves the same.
 - ``preflight``: what is wrong with a machine, a network or a rank is said before the first step.
 - ``fsdp`` with ``shards`` (its files): a part of the model on each rank, for ``strategy="fsdp"``.
 - ``receipts`` with ``receipt_files``: steps that are repeated are compared with what they were.
+- ``trackers``: Lightning's loggers for TensorBoard, CSV, W&B and MLflow.
 """

@@ -9,7 +9,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -115,77 +114,6 @@ def set_saver(saver: Any, state: Mapping[str, Any]) -> None:
     """Give a ModelCheckpoint what ``read_saver`` has read."""
     for name, value in state.items():
         setattr(saver, name, value)
-
-
-PLACES = "_version", "_id", "_run_id"
-"""Where Lightning 2.6 keeps what a logger was told, or has chosen: a version, or the id of a run.
-
-The public properties would choose a new one.
-"""
-
-
-def place_of(logger: Any) -> Any:
-    """The version of a logger on disk, or the id of W&B or MLflow; None if it will be a new one."""
-    if is_open(logger):
-        return logger.version
-    return next(getattr(logger, name) for name in PLACES if hasattr(logger, name))
-
-
-def set_place(logger: Any, place: Any) -> None:
-    """Let a logger that was not used yet log there."""
-    for name in PLACES:
-        if hasattr(logger, name):
-            setattr(logger, name, place)
-    # The arguments of wandb.init.
-    if hasattr(logger, "_wandb_init"):
-        logger._wandb_init["id"] = place
-
-
-def project_of(logger: Any) -> str:
-    """What tells a logger from others of its kind: its folder, project or experiment."""
-    if hasattr(logger, "_experiment_name"):  # of MLflow, whose public name creates a run
-        return f"{logger._tracking_uri} {logger._experiment_name}"
-    return str(getattr(logger, "root_dir", None) or logger.name)
-
-
-def is_open(logger: Any) -> bool:
-    """Whether a logger was used; the public ``experiment`` of Lightning 2.6 would open it."""
-    experiment = getattr(logger, "_experiment", None)
-    return experiment is not None or getattr(logger, "_initialized", False)
-
-
-def log_no_first_metric(logger: Any) -> None:
-    """Keep a TensorBoardLogger of Lightning 2.6 from logging ``hp_metric`` at step 0 once more."""
-    logger._default_hp_metric = False
-
-
-def hide_events_from(logger: Any, step: int | None) -> None:
-    """Let TensorBoard hide what earlier processes have logged from ``step`` on; None hides none."""
-    if is_open(logger):
-        # Of an earlier ``fit`` in this process.
-        logger.experiment.close()
-        logger._experiment = None
-    logger._kwargs["purge_step"] = step
-
-
-def append_to_csv(logger: Any, names: list[str]) -> None:
-    """Let a CSVLogger add to its file, whose columns are ``names``.
-
-    The writer of Lightning 2.6 deletes the file of an earlier process, and warns of it.
-    """
-    from lightning.pytorch.core.saving import load_hparams_from_yaml
-    from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-
-    class AppendingWriter(ExperimentWriter):
-        def _check_log_dir_exists(self) -> None:
-            """Keep the file."""
-
-    logger._experiment = AppendingWriter(logger.log_dir)
-    logger._experiment.metrics_keys = names
-    # It would write those of this process only.
-    path = Path(logger.log_dir, ExperimentWriter.NAME_HPARAMS_FILE)
-    if path.is_file():
-        logger._experiment.hparams = load_hparams_from_yaml(path)
 
 
 def search_gpus_once() -> None:
