@@ -54,7 +54,6 @@ from samestep.plugin import Plugin
 from samestep.ranks import compat, epoch_logs, process_group, stopping
 from samestep.ranks.compat import before_hooks, callbacks_of
 from samestep.ranks.process_group import on_rank_zero
-from samestep.ranks.requeue import requeue_job
 from samestep.run import wall_time
 
 log = logging.getLogger(__name__)
@@ -637,7 +636,7 @@ class TestFetcher:
             raise
         agreed = stopping.agreed()
         # There is nothing to save: the run has its last checkpoint.
-        if agreed.requeue and on_rank_zero(requeue_job):
+        if agreed.requeue and on_rank_zero(stopping.requeue):
             raise stopping.Stopped(agreed.signum or signal.SIGUSR1)
         if agreed.signum:
             raise stopping.Stopped(agreed.signum)

@@ -36,9 +36,8 @@ from samestep.option_names import option, setting
 from samestep.ranks import compat, environment, stopping
 from samestep.ranks.compat import callbacks_of, read_saver, set_saver
 from samestep.ranks.process_group import on_rank_zero
-from samestep.ranks.requeue import requeue_job
 from samestep.ranks.stopping import Stopped
-from samestep.run import manifest, record, replication
+from samestep.run import copies, manifest, record
 from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor, size_of
 from samestep.run.compiled_code import CompiledCode
 from samestep.run.files import link_file
@@ -244,7 +243,7 @@ class Checkpoints(Checkpoint):
         """Queue the job of Slurm again; whether the run must stop. Every rank calls this."""
         # Slurm ends the job as soon as it is queued again.
         self._commit(trainer)
-        return on_rank_zero(requeue_job)
+        return on_rank_zero(stopping.requeue)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Compare the weights that were validated with the best ones."""
@@ -494,7 +493,7 @@ class Checkpoints(Checkpoint):
             if trainer.is_global_zero:
                 self._link(paths)
                 manifest.prune(self.folder)
-            replication.replicate(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
+            copies.replicate(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
             # All ranks wait: the test after the last epoch looks for its checkpoint on each.
             trainer.strategy.barrier()
         self.interval.complete(cpu_s)

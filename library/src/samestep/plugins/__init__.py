@@ -6,5 +6,7 @@ Promise: without any of them a run computes and saves the same.
 - ``preflight``: what is wrong with a machine, a network or a rank is said before the first step.
 - ``fsdp`` with ``shards`` (its files): a part of the model on each rank, for ``strategy="fsdp"``.
 - ``receipts`` with ``receipt_files``: steps that are repeated are compared with what they were.
+- ``replication``: checkpoints for nodes that do not share the directory.
+- ``slurm``: SIGUSR1 queues the job again.
 - ``trackers``: Lightning's loggers for TensorBoard, CSV, W&B and MLflow.
 """

@@ -12,8 +12,7 @@ another run are rejected. Read in this order:
    ``save_time`` if it takes too long. ``compiled_code`` lies beside the checkpoint.
    ``wall_time`` counts seconds by cause.
 3. ``history`` writes the metrics over time, ``metrics`` reads them. ``copies`` is what a run asks
-   of a callback that copies it elsewhere. ``store`` is such a copy: the callback ``artifacts``
-   keeps it up to date, ``upload`` makes it by command.
-   ``replication``: checkpoints for nodes that do not share the directory.
+   of a callback that copies it elsewhere, and of nodes that do not share its directory. ``store``
+   is such a copy: the callback ``artifacts`` keeps it up to date, ``upload`` makes it by command.
 4. ``files``: writes a file completely or not at all.
 """
