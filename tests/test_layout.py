@@ -288,15 +288,24 @@ def test_samestep_has_no_words_of_images():
 PATCHES = [
     LIBRARY / name
     for name in (
-        "ranks/compat.py",
+        "arguments.py",
+        "callbacks/checkpoints.py",
+        "callbacks/data_resume.py",
+        "callbacks/rng.py",
+        "callbacks/slice_weighting.py",
+        "fit_checks.py",
+        "heap/stream.py",
+        "loops.py",
+        "node/torch_agent.py",
+        "plugins/fast_step.py",
         "plugins/fsdp.py",
         "plugins/trackers.py",
+        "ranks/compat.py",
+        "ranks/ddp.py",
         "ranks/epoch_logs.py",
-        "heap/stream.py",
+        "ranks/gradients.py",
+        "ranks/process_group.py",
         "ranks/starting.py",
-        "loops.py",
-        "plugins/fast_step.py",
-        "node/torch_agent.py",
     )
 ]
 PUBLIC_IN_SPITE = {

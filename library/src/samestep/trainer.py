@@ -48,10 +48,12 @@ from samestep.heap.hyperparameters import describe
 from samestep.plugin import Given
 from samestep.ranks import (
     compat,
+    ddp,
     device_option,
     environment,
     epoch_logs,
     failure,
+    gradients,
     meeting,
     notices,
     output,
@@ -167,7 +169,7 @@ class Trainer(L.Trainer):
         failure.ErrorHook.install()
         output.make_streams_safe()
         arguments.check_options({**options, "strategy": strategy, "monitor": monitor, "mode": mode})
-        compat.reject_tuner(Trainer, arguments.tuner_error)
+        arguments.reject_tuner(Trainer)
         plugins, unused = arguments.take_unused(options, plugins, run_dir)
         self._ask_for_notice = notices.source_of(notice)
         environment.use_srun_ranks()
@@ -248,6 +250,8 @@ class Trainer(L.Trainer):
         profiler = self.profiler  # type: ignore[attr-defined]
         profiler.dirpath = profiler.dirpath or run_dir
         compat.apply(self)
+        ddp.apply(self)
+        gradients.clip_by_known_norm(self)
         loops.install(self)
         self._options = dict(options)
         self._limits_of_loop = self._read_limits()
@@ -276,7 +280,7 @@ class Trainer(L.Trainer):
         # Lightning takes a DataModule in the place of the loaders, too.
         if isinstance(train_dataloaders, L.LightningDataModule):
             train_dataloaders, datamodule = None, train_dataloaders
-        model = compat.unwrap_compiled(model)
+        model = fit_checks.unwrap_compiled(model)
         self._module = model
         self._was_finished = False
         wall_time.begin()
@@ -537,7 +541,7 @@ class Trainer(L.Trainer):
             if checkpoints.monitor is None and given.get("ckpt_path") is None:
                 given["ckpt_path"] = "best"
         else:
-            given["model"] = compat.unwrap_compiled(model)
+            given["model"] = fit_checks.unwrap_compiled(model)
         # Lightning takes a DataModule in the place of the loaders, too.
         if isinstance(given.get("dataloaders"), L.LightningDataModule):
             given["datamodule"] = given.pop("dataloaders")

@@ -40,8 +40,7 @@ NEEDED = (
 )
 """Names without which a run would not be the same after an interruption, or on several ranks.
 
-Most are private, and used in ``ranks.compat``, ``ranks.epoch_logs`` and ``loops``. A version that
-lacks what is only faster is slower, and says so in the log.
+Most are private. A version that lacks what is only faster is slower, and says so in the log.
 """
 
 

@@ -1,6 +1,6 @@
 """What looks at a run, reports of it or knows a third party; ``samestep.plugin`` loads it by name.
 
-Promise: without any of them a run computes and saves the same.
+Promise: a run that asks for none of them computes and saves the same without them.
 
 - ``fast_step``: a shorter way through an ordinary step.
 - ``preflight``: what is wrong with a machine, a network or a rank is said before the first step.

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import compat, environment
+from samestep.ranks import ddp, environment
 from samestep.ranks.process_group import device_kind
 from samestep.run_spec import RunSpec
 
@@ -146,7 +146,7 @@ def adapt(strategy: Any, spec: RunSpec) -> None:
         return
     if environment.under_torchrun() and strategy.cluster_environment is None:
         strategy.cluster_environment = TorchrunEnvironment()
-    compat.add_ddp_options(strategy, ddp_options(spec))
+    ddp.add_options(strategy, ddp_options(spec))
     # The object exists already, and only its sampler would count wrong. Subclasses of the user
     # keep theirs.
     if type(strategy) is DDPStrategy:
@@ -157,7 +157,7 @@ def ddp_options(spec: RunSpec) -> dict[str, Any]:
     """What DistributedDataParallel is made with."""
     return {
         # RankState gives every rank the same buffers, once per epoch.
-        **compat.without_sync_in_forward(),
+        **ddp.without_sync_in_forward(),
         "gradient_as_bucket_view": True,
         # Without this DDP sorts its gradients again after its first step, also after a restart. The
         # order in which three ranks or more are summed changes then, and so do the last bits.

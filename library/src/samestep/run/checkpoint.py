@@ -40,9 +40,10 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch.nn.parameter import is_lazy
 from torch.serialization import get_crc32_options, safe_globals, set_crc32_options
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import compat, environment
+from samestep.ranks import environment
 from samestep.ranks.process_group import on_all_ranks
 from samestep.run import manifest, record
 from samestep.run.background import BackgroundWriter, MemoryFile
@@ -642,7 +643,7 @@ def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
     A subclass that consists of other tensors, such as a quantized one, has no values of its own.
     """
-    if type(tensor) in PLAIN or is_lazy(tensor) or compat.has_parts(tensor):
+    if type(tensor) in PLAIN or is_lazy(tensor) or is_traceable_wrapper_subclass(tensor):
         return tensor
     return tensor.detach().as_subclass(torch.Tensor)
 
