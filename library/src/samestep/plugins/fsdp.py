@@ -5,6 +5,7 @@ The plug-in of ``strategy="fsdp"``.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -81,6 +82,17 @@ class ShardedStrategy(ModelParallelStrategy):
             materialize(module, self.root_device)
 
         module.configure_model = configure_and_shard
+
+    def model_to_device(self) -> None:
+        """Move what is elsewhere, and leave a module alone that is there.
+
+        To move a sharded weight, torch 2.15 swaps it with another one, and raises if anything has a
+        weak reference to it, as the heap has after a fit.
+        """
+        assert self.lightning_module is not None
+        tensors = chain(self.lightning_module.parameters(), self.lightning_module.buffers())
+        if any(tensor.device != self.root_device for tensor in tensors):
+            super().model_to_device()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Free the weights after the step: no backward pass does it here."""

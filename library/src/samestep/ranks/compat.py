@@ -4,7 +4,6 @@ Others stand with the file that needs them. Each has a canary test in library/te
 when the other library has changed; pyproject.toml bounds the versions from above.
 """
 
-import inspect
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache, wraps
@@ -81,11 +80,6 @@ def search_gpus_once() -> None:
         environment.unset_variables(["PYTORCH_NVML_BASED_CUDA_CHECK"])
 
 
-def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has an argument of this name in the installed version."""
-    return name in inspect.signature(function).parameters
-
-
 def unscale_before_clipping(trainer: "L.Trainer") -> None:
     """Let mixed precision clip the gradients of a fused optimizer, with which Lightning 2.6 raises.
 
@@ -159,8 +153,6 @@ def name_arguments_of_loaders() -> None:
         return (), dict(zip(names, positional, strict=True)) | named
 
     data._get_dataloader_init_args_and_kwargs = find_by_name  # type: ignore[assignment]
-
-
 
 
 def on_compiling(begin: Callable[..., None], end: Callable[..., None]) -> None:

@@ -1,6 +1,7 @@
 """DDP of torch 2.15: what it lacks, and its private names."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
@@ -11,9 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import collectives
-from samestep.ranks.compat import takes
 
 MAX_NAMES = 5  # of parameters in a message
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has an argument of this name in the installed version."""
+    return name in inspect.signature(function).parameters
 
 
 def add_options(strategy: DDPStrategy, options: Mapping[str, Any]) -> None:
