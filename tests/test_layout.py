@@ -65,7 +65,7 @@ LEVELS = [
     ["data", "run", "node"],
     ["heap", "plugin"],
     ["grid", "loggers"],
-    ["callbacks", "resumed_loggers"],
+    ["callbacks"],
     ["loops"],
     ["plugins"],
     ["report"],
@@ -126,7 +126,6 @@ CORE = {
     "option_names",
     "plugin",
     "plugins",
-    "resumed_loggers",
     "trainer",
     "verify",
 }
@@ -287,16 +286,28 @@ def test_samestep_has_no_words_of_images():
 PATCHES = [
     LIBRARY / name
     for name in (
-        "ranks/compat.py",
-        "ranks/epoch_logs.py",
+        "arguments.py",
+        "callbacks/checkpoints.py",
+        "callbacks/data_resume.py",
+        "callbacks/rng.py",
+        "callbacks/slice_weighting.py",
+        "fit_checks.py",
         "heap/stream.py",
-        "ranks/starting.py",
         "loops.py",
-        "plugins/fast_step.py",
         "plugins/forked.py",
         "plugins/monitor_check.py",
         "plugins/step_probe.py",
         "node/torch_agent.py",
+        "plugins/fast_step.py",
+        "plugins/fsdp.py",
+        "plugins/trackers.py",
+        "ranks/compat.py",
+        "ranks/ddp.py",
+        "ranks/epoch_logs.py",
+        "ranks/gradients.py",
+        "ranks/process_group.py",
+        "ranks/starting.py",
+        "run/weights.py",
     )
 ]
 PUBLIC_IN_SPITE = {

@@ -33,7 +33,8 @@ CANARIES = (
     "library/tests/test_loops.py", "library/tests/ranks", "library/tests/node",
 )  # fmt: skip
 CORE = (
-    "library/tests/test_trainer.py", "library/tests/test_loops.py", "library/tests/test_sharded.py",
+    "library/tests/test_trainer.py", "library/tests/test_loops.py",
+    "library/tests/plugins/test_fsdp.py",
     "library/tests/callbacks/test_continuing.py", "library/tests/callbacks/test_two_ranks.py",
     "library/tests/callbacks/test_model_checkpoint.py", "library/tests/ranks/test_strategies.py",
     "library/tests/callbacks/test_rank_state.py", "library/tests/callbacks/test_objects.py",

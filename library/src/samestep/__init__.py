@@ -4,12 +4,11 @@ Read ``trainer`` first: what happens from ``fit`` to the end. Then ``loops``: wh
 two steps. Then ``heap``: what the objects of a program hold. Then ``lightning_names``, ``errors``,
 ``versions``, ``metrics``, ``config_keys``, ``option_names``, ``run_spec``, ``ranks``, ``losses``,
 ``command_line``, ``download``, ``data``, ``run``, ``node``, ``tracker``, ``mlflow_runs``,
-``loggers``, ``plugin``, ``callbacks``, ``plugins``, ``resumed_loggers``, ``arguments``,
-``fit_checks``, ``lightning_patch`` and ``verify``, which need no Hydra; then ``hydra``, which makes
-the arguments of the Trainer from configuration files, ``grid``, ``doctor``, ``report``, ``launch``,
-``sweep``, ``loading`` (model and data of a run), ``evaluate``, ``predict``, ``export`` with
-``model_files`` and ``model_card``, ``script``, ``completion`` and ``cli``. Each folder opens with
-what it promises.
+``loggers``, ``plugin``, ``callbacks``, ``plugins``, ``arguments``, ``fit_checks``,
+``lightning_patch`` and ``verify``, which need no Hydra; then ``hydra``, which makes the arguments
+of the Trainer from configuration files, ``grid``, ``doctor``, ``report``, ``launch``, ``sweep``,
+``loading`` (model and data of a run), ``evaluate``, ``predict``, ``export`` with ``model_files``
+and ``model_card``, ``script``, ``completion`` and ``cli``. Each folder opens with what it promises.
 """
 
 import sys

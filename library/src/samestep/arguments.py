@@ -1,7 +1,8 @@
 """Arguments of ``samestep.Trainer``: what a run cannot have is rejected, the rest completed."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.tuner.tuning import Tuner
 
 from samestep.callbacks.checkpoints import Checkpoints, check_mode, place_model_checkpoint
 from samestep.callbacks.checks import check_supported
@@ -82,6 +84,26 @@ def note_unused(unused: Mapping[str, str]) -> None:
     _noted.update(unused)
     if new and environment.rank() == 0:
         print(f"Note: these arguments have no effect: {', '.join(new)}", flush=True)
+
+
+@cache  # once in a process, which may have several runs
+def reject_tuner(kind: type) -> None:
+    """Let the methods of Lightning's Tuner raise an error with a Trainer of one kind.
+
+    Before they call the Trainer: on several ranks that of Lightning 2.6 is a traceback.
+    """
+
+    def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def raise_or_call(tuner: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(tuner._trainer, kind):
+                raise tuner_error(name)
+            return call(tuner, *args, **options)
+
+        return raise_or_call
+
+    for name in ("lr_find", "scale_batch_size"):
+        setattr(Tuner, name, wrap(name, getattr(Tuner, name)))
 
 
 def tuner_error(method: str) -> ConfigError:

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.compile import _maybe_unwrap_optimized
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from samestep.callbacks.rng import seed_hook
@@ -164,3 +165,13 @@ def explain(error: Exception) -> str | None:
             "of an epoch"
         )
     return None
+
+
+def unwrap_compiled(model: Any) -> L.LightningModule:
+    """The LightningModule in what ``torch.compile`` has made of one; its steps stay compiled.
+
+    Lightning 2.6 has no public function that takes both kinds, and changes the module in place.
+    """
+    # Unwrapped twice, its compiled methods would be compiled again.
+    is_unwrapped = getattr(getattr(model, "_orig_mod", None), "_compiler_ctx", None) is not None
+    return model._orig_mod if is_unwrapped else _maybe_unwrap_optimized(model)

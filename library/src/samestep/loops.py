@@ -47,14 +47,13 @@ from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState
-from samestep.callbacks.rng import SeedSteps, seed_hook
+from samestep.callbacks.rng import SeedSteps, before_hooks, seed_hook
 from samestep.data.loaders import without_states
 from samestep.errors import RunError
 from samestep.plugin import Plugin
-from samestep.ranks import compat, epoch_logs, process_group, stopping
-from samestep.ranks.compat import before_hooks, callbacks_of
+from samestep.ranks import epoch_logs, process_group, stopping
+from samestep.ranks.compat import callbacks_of
 from samestep.ranks.process_group import on_rank_zero
-from samestep.ranks.requeue import requeue_job
 from samestep.run import wall_time
 
 log = logging.getLogger(__name__)
@@ -147,7 +146,7 @@ class TrainingData:
         self._is_watched = True
         self._watch(partial(iter, self.loaders), is_first_batch=False)
         # A ``training_step`` that reads its batches itself is told which of the epoch each is.
-        compat.number_batches(self.loaders, self.resume.num_skipped)
+        self.loaders._iterator._idx = self.resume.num_skipped  # type: ignore[union-attr]
         return self
 
     def _watch(self, read: Callable[[], Any], *, is_first_batch: bool) -> Any:
@@ -223,7 +222,7 @@ class TrainingData:
         for loader in self.loaders.flattened:
             # A mixture may have loaders that got no state.
             if hasattr(loader, "load_state_dict"):
-                compat.end_restored_pass(loader)
+                end_restored_pass(loader)
 
     def _forget_loaded(self) -> None:
         if self._loaded:
@@ -485,7 +484,7 @@ class FitLoop(_FitLoop):
         if not is_plain or not is_short or stopped.name == "SIGINT":
             raise stopped
         # Nothing is written: callbacks of the user see the step when it is taken.
-        callbacks = compat.callbacks_of(trainer, L.Callback)
+        callbacks = callbacks_of(trainer, L.Callback)
         self._rehearsal = stopped, callbacks
         self.epoch_loop.call_only([callback for callback in callbacks if is_ours(callback)])
         for optimizer in trainer.optimizers:
@@ -637,8 +636,28 @@ class TestFetcher:
             raise
         agreed = stopping.agreed()
         # There is nothing to save: the run has its last checkpoint.
-        if agreed.requeue and on_rank_zero(requeue_job):
+        if agreed.requeue and on_rank_zero(stopping.requeue):
             raise stopping.Stopped(agreed.signum or signal.SIGUSR1)
         if agreed.signum:
             raise stopping.Stopped(agreed.signum)
         return batch
+
+
+def end_restored_pass(loader: Any) -> None:
+    """Let a loader begin its next epoch at the beginning, after one that resumed from a state.
+
+    litdata 0.2 forgets the state only when it is read to the end. Lightning counts the batches and
+    stops at the last one, so the next epoch would begin in the middle too. A stream of ``datasets``
+    5.2 never forgets it: as long as its ``set_epoch`` is not called, each later epoch begins where
+    the state says.
+    """
+    if getattr(loader, "restore", False) is True:
+        loader.restore = False
+    dataset: Any = getattr(loader, "dataset", None)
+    if not hasattr(dataset, "_starting_state_dict"):
+        return
+    # An empty state restores nothing, and neither do these calls in an epoch of another number.
+    dataset.load_state_dict({})
+    # Loader processes that outlive the epoch have a data set with the state; new ones have not.
+    if getattr(loader, "persistent_workers", False):
+        loader.load_state_dict({})

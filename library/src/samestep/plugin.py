@@ -8,6 +8,7 @@ A plug-in is a module, or an object, that has some of these functions:
 - ``before_run(spec, model, data)``: called on each rank before anything is written.
 - ``epoch_loop(kind)``: the class of the loop over an epoch, one that inherits from ``kind``.
 - ``change(given)``: the arguments of ``samestep.Trainer``, ``Given``, as it wants them.
+- ``loggers(given, run_dir)``: ``Loggers`` for those loggers of a run that it knows, or None.
 
 Those of this library are in ``samestep.plugins``. Another distribution names its own::
 
@@ -19,11 +20,12 @@ and the variable ``SAMESTEP_PLUGIN`` names one more, for one program.
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
+from lightning.pytorch.loggers import Logger
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
@@ -37,6 +39,11 @@ OF_EVERY_RUN = (
     "samestep.plugins.receipts",
 )  # fmt: skip
 """Each decides itself whether it has something to do in a run."""
+OF_LOGGERS = {
+    f"lightning.pytorch.loggers.{module}": "samestep.plugins.trackers"
+    for module in ("csv_logs", "mlflow", "tensorboard", "wandb")
+}
+"""The plug-ins of loggers, by the module that defines these: other runs import none."""
 
 
 class Given(NamedTuple):
@@ -69,6 +76,27 @@ class Plugin(L.Callback):
         """Called when a run that is stopped has computed its next step, and is saved by then."""
 
 
+class Loggers:
+    """Loggers of a run that a plug-in knows: they go on where the run has logged before."""
+
+    def take_places(self) -> None:
+        """Called when the loggers are made, on each rank that has them."""
+
+    def resume(self, ckpt_path: str | None) -> None:
+        """Called before training begins, on rank zero.
+
+        Args:
+            ckpt_path: from which the run continues; None where it begins.
+        """
+
+    def note_evaluation(self, stage: str) -> None:
+        """Called when ``validate``, ``test`` or ``predict`` has logged, on rank zero."""
+
+    def is_repeated(self, stage: str) -> bool:
+        """Whether the trackers have the results of an evaluation already; on rank zero."""
+        return False
+
+
 def callbacks_of(spec: RunSpec) -> list[L.Callback]:
     """The callbacks that plug-ins have for this run."""
     made = [plugin.callback(spec) for plugin in find("callback")]
@@ -86,6 +114,15 @@ def call(function: str, *arguments: Any) -> None:
     """Call this function of every plug-in that has it."""
     for plugin in find(function):
         getattr(plugin, function)(*arguments)
+
+
+def loggers_of(given: Sequence[Logger], run_dir: Path) -> list[Loggers]:
+    """What plug-ins do for loggers of a run."""
+    modules = {kind.__module__ for logger in given for kind in type(logger).__mro__}
+    own = {OF_LOGGERS[module] for module in modules & OF_LOGGERS.keys()}
+    plugins = [*map(import_module, own), *find("loggers")]
+    made = [plugin.loggers(given, run_dir) for plugin in plugins]
+    return [loggers for loggers in made if loggers is not None]
 
 
 def find(function: str) -> Iterator[Any]:

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from samestep import arguments, fit_checks, loops, option_names, plugin, resumed_loggers
+from samestep import arguments, fit_checks, loops, option_names, plugin
 from samestep.callbacks.checkpoints import Checkpoints, keep_scores, progress_of
 from samestep.callbacks.checks import SameSubsets, SameWeights, sum_of_bits
 from samestep.callbacks.data_resume import DataResume
@@ -47,10 +47,12 @@ from samestep.heap.hyperparameters import describe
 from samestep.plugin import Given
 from samestep.ranks import (
     compat,
+    ddp,
     device_option,
     environment,
     epoch_logs,
     failure,
+    gradients,
     meeting,
     output,
     process_group,
@@ -61,7 +63,6 @@ from samestep.ranks import (
 )
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact_values
-from samestep.ranks.sharded import ShardedStrategy
 from samestep.run import checkpoint, lifecycle, record, wall_time, weights
 from samestep.run.checkpoint import AtomicCheckpointIO, read_without_tensors
 from samestep.run.copies import KeepsCopy
@@ -166,7 +167,7 @@ class Trainer(L.Trainer):
         failure.ErrorHook.install()
         output.make_streams_safe()
         arguments.check_options({**options, "strategy": strategy, "monitor": monitor, "mode": mode})
-        compat.reject_tuner(Trainer, arguments.tuner_error)
+        arguments.reject_tuner(Trainer)
         plugins, unused = arguments.take_unused(options, plugins, run_dir)
         environment.use_srun_ranks()
         arguments.check_callbacks(own)
@@ -225,7 +226,8 @@ class Trainer(L.Trainer):
         if compat.of_kind(own, ShowsProgress):
             options.setdefault("enable_progress_bar", False)
         trackers = arguments.trackers_of(logger) or [NullLogger(str(run_dir))]
-        resumed_loggers.take_places(trackers, run_dir)
+        for known in plugin.loggers_of(trackers, run_dir):
+            known.take_places()
         # Under torchrun its ranks count, and not what the script says.
         where = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         where |= strategies.topology(self.spec, strategy)
@@ -243,6 +245,8 @@ class Trainer(L.Trainer):
         profiler = self.profiler  # type: ignore[attr-defined]
         profiler.dirpath = profiler.dirpath or run_dir
         compat.apply(self)
+        ddp.apply(self)
+        gradients.clip_by_known_norm(self)
         loops.install(self)
         self._options = dict(options)
         self._limits_of_loop = self._read_limits()
@@ -271,7 +275,7 @@ class Trainer(L.Trainer):
         # Lightning takes a DataModule in the place of the loaders, too.
         if isinstance(train_dataloaders, L.LightningDataModule):
             train_dataloaders, datamodule = None, train_dataloaders
-        model = compat.unwrap_compiled(model)
+        model = fit_checks.unwrap_compiled(model)
         self._module = model
         self._was_finished = False
         wall_time.begin()
@@ -430,11 +434,13 @@ class Trainer(L.Trainer):
         log_to_files(self.spec.run_dir)
         if self.spec.make_loggers is not None:
             trackers = self.spec.make_loggers() if self.is_global_zero else []
-            resumed_loggers.take_places(trackers, self.spec.run_dir)
+            for known in plugin.loggers_of(trackers, self.spec.run_dir):
+                known.take_places()
             # A module sees the first.
             self.loggers = [*(trackers or [NullLogger(str(self.spec.run_dir))]), self._history]
         if self.is_global_zero:
-            resumed_loggers.resume(self.loggers, self.spec.run_dir, ckpt_path)
+            for known in plugin.loggers_of(self.loggers, self.spec.run_dir):
+                known.resume(ckpt_path)
 
     @contextmanager
     def _logging_once(self, stage: str) -> Iterator[None]:
@@ -443,7 +449,8 @@ class Trainer(L.Trainer):
             yield
             return
         loggers = self.loggers
-        if on_rank_zero(resumed_loggers.is_repeated, self.spec.run_dir, stage):
+        known = plugin.loggers_of(loggers, self.spec.run_dir)
+        if on_rank_zero(lambda: any(each.is_repeated(stage) for each in known)):
             self.loggers = [NullLogger(str(self.spec.run_dir)), self._history]
         epoch_logs.set_logged_steps(self, record.read(self.spec.run_dir).step or 0)
         try:
@@ -470,7 +477,7 @@ class Trainer(L.Trainer):
         path = lifecycle.last_checkpoint(self.spec)
         if path is None:
             why = "its checkpoints are gone"
-        elif isinstance(self.strategy, ShardedStrategy):
+        elif strategies.is_sharded(self.strategy):
             why = "they are sharded"
         else:
             content = StandIns(self._module).put_back(checkpoint.load(Path(path)))
@@ -526,7 +533,7 @@ class Trainer(L.Trainer):
             if checkpoints.monitor is None and given.get("ckpt_path") is None:
                 given["ckpt_path"] = "best"
         else:
-            given["model"] = compat.unwrap_compiled(model)
+            given["model"] = fit_checks.unwrap_compiled(model)
         # Lightning takes a DataModule in the place of the loaders, too.
         if isinstance(given.get("dataloaders"), L.LightningDataModule):
             given["datamodule"] = given.pop("dataloaders")
@@ -544,7 +551,8 @@ class Trainer(L.Trainer):
         with self._logging_once(stage), wall_time.spend(wall_time.VALIDATION):
             results = function(**given)
         if self.is_global_zero and not self.spec.saves_nothing:
-            resumed_loggers.note_evaluation(self.spec.run_dir, stage)
+            for known in plugin.loggers_of(self.loggers, self.spec.run_dir):
+                known.note_evaluation(stage)
         self._left = given["model"], sums_of_weights(given["model"])
         return results
 

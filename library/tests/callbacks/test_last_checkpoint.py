@@ -11,7 +11,7 @@ from library.tests.callbacks.tiny import Tiny, fit, signal_came
 from library.tests.kit import Killed
 from samestep.errors import ConfigError
 from samestep.ranks import environment
-from samestep.run import replication
+from samestep.run import copies
 from samestep.run.checkpoint import load
 
 pytestmark = pytest.mark.filterwarnings(
@@ -79,9 +79,7 @@ def test_nodes_that_do_not_see_the_directory_get_each_file_that_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     sent = []
-    monkeypatch.setattr(
-        replication, "replicate", lambda run_dir, names: sent.append((run_dir, *names))
-    )
+    monkeypatch.setattr(copies, "replicate", lambda run_dir, names: sent.append((run_dir, *names)))
     fit(tmp_path, Tiny([0.1, 0.3, 0.2]), every_n_epochs=2)
     always = (tmp_path, "checkpoints/last.ckpt")
     assert sent == [

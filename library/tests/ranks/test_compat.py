@@ -35,6 +35,7 @@ from torchmetrics import MeanSquaredError
 from library.tests.canaries import Sources, check_sources
 from library.tests.kit import Net, batches, fit, flat, on_ranks
 from library.tests.programs import run_code
+from samestep.callbacks import data_resume
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.ranks import compat, epoch_logs, process_group
 
@@ -96,7 +97,7 @@ def test_names_that_are_used_still_exist():
     assert CombinedLoader([], "max_size_cycle")._mode == "max_size_cycle"
     told = []
     sampler = SimpleNamespace(set_epoch=told.append)
-    compat.set_epoch(SimpleNamespace(sampler=sampler, batch_sampler=None), 3)
+    data_resume.set_epoch(SimpleNamespace(sampler=sampler, batch_sampler=None), 3)
     assert told == [3]
 
 
@@ -330,7 +331,7 @@ UNFINISHED = """
 import time
 import torch
 from torch import distributed as dist
-from samestep.ranks import compat
+from samestep.ranks import process_group
 
 dist.init_process_group("gloo")
 store = dist.distributed_c10d._get_default_store()
@@ -344,7 +345,7 @@ for group in groups:
 del groups, group
 if is_first:
     store.set("forgotten", "")
-compat.destroy_groups()
+process_group.destroy_groups()
 print("ended")
 """
 

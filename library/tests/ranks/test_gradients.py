@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from library.tests.kit import Net, fit, weights
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import RunError
-from samestep.ranks import compat, devices, gradients
+from samestep.ranks import devices, gradients
 
 
 @pytest.fixture
@@ -136,13 +136,13 @@ def test_a_flag_tells_of_one_bad_value(
 
 def test_bfloat16_has_no_kernel_of_its_own_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     types = []
-    mark = compat.mark_if_not_finite
+    mark = gradients.mark_norms
 
     def note(norms: Any, flag: torch.Tensor) -> None:
         types.extend(norm.dtype for norm in norms)
         mark(norms, flag)
 
-    monkeypatch.setattr(compat, "mark_if_not_finite", note)
+    monkeypatch.setattr(gradients, "mark_norms", note)
     gradients.mark_if_not_finite([torch.ones(3, dtype=torch.bfloat16)], torch.zeros(()))
     assert types == [torch.float32]
 

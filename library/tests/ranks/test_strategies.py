@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import (
 )
 
 from samestep.errors import ConfigError
-from samestep.ranks import compat, environment, strategies
+from samestep.ranks import ddp, environment, strategies
 from samestep.run_spec import RunSpec
 
 
@@ -36,7 +36,7 @@ def test_a_strategy_of_the_user_gets_our_options_and_keeps_its_own(monkeypatch):
     assert isinstance(own.cluster_environment, strategies.TorchrunEnvironment)
     assert own._ddp_kwargs == {
         "static_graph": True, "gradient_as_bucket_view": False, "find_unused_parameters": True,
-        **compat.without_sync_in_forward(),
+        **ddp.without_sync_in_forward(),
     }  # fmt: skip
 
 

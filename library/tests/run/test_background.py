@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from library.tests.kit import Net, Scores, batches, check_exact, check_same, fit, on_ranks
-from library.tests.test_sharded import SHARDED, averages
+from library.tests.plugins.test_fsdp import SHARDED, averages
 from samestep.ranks import environment
 from samestep.run import background, checkpoint, manifest
 from samestep.run.background import MemoryFile, available_memory

@@ -18,6 +18,7 @@ import torch
 from library.tests.programs import run
 from library.tests.run.settings import newest
 from samestep.errors import ConfigError
+from samestep.plugins import shards
 from samestep.run import checkpoint, manifest
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError, DryRun
 from samestep.run.files import WriteError, link_file
@@ -170,7 +171,7 @@ def test_what_a_script_saves_is_never_continued_from(tmp_path: Path, is_sharded:
     def save_at(step: int, name: str) -> None:
         content = {"global_step": step, "state_dict": {}, "best_step": None}
         if is_sharded:
-            io.save_shard(content, {"a": torch.ones(2)}, folder / name)
+            shards.save(io, content, {"a": torch.ones(2)}, folder / name)
         else:
             io.save_checkpoint(content, folder / name)
 

@@ -18,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from library.tests.programs import PATIENCE_S, until
 from library.tests.run.settings import newest
 from samestep.errors import ConfigError
+from samestep.plugins import shards
 from samestep.ranks import environment
 from samestep.run import artifacts, lifecycle, record, store
 from samestep.run.artifacts import Artifacts
@@ -284,7 +285,7 @@ def test_shards_are_copied_before_their_checkpoint_and_removed_after_it(tmp_path
         state = {"global_step": step, "state_dict": weights, "loops": {}, "callbacks": {}}
         part = {"/state_dict/w": torch.full((3,), float(step))}
         state["sharded"] = {"/state_dict/w": 0}
-        AtomicCheckpointIO().save_shard(state, part, run_dir / last)
+        shards.save(AtomicCheckpointIO(), state, part, run_dir / last)
         for name in copy.names():
             copy.upload(name)
         (folder,) = (tmp_path / "store/mine/checkpoints").glob("shards-*")

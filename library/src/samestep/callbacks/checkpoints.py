@@ -18,13 +18,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache, wraps
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    EarlyStopping,
+    ModelCheckpoint,
+    Timer,
+    early_stopping,
+)
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -33,12 +40,11 @@ from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.callbacks.stand_ins import StandIns
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import option, setting
-from samestep.ranks import compat, environment, stopping
-from samestep.ranks.compat import callbacks_of, read_saver, set_saver
+from samestep.ranks import environment, stopping
+from samestep.ranks.compat import callbacks_of
 from samestep.ranks.process_group import on_rank_zero
-from samestep.ranks.requeue import requeue_job
 from samestep.ranks.stopping import Stopped
-from samestep.run import manifest, record, replication, shards
+from samestep.run import copies, manifest, record
 from samestep.run.checkpoint import NEW_RUN, AtomicCheckpointIO, DryRun, plain_tensor, size_of
 from samestep.run.files import link_file
 from samestep.run.layout import shorten
@@ -162,6 +168,7 @@ class Checkpoints(Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Tell the reader of checkpoints what to expect, and give the user's savers a folder."""
+        note_early_stops()
         self._set_up_at, self._resumed_age = datetime.now(UTC), (-1, "")
         for saver in callbacks_of(trainer, ModelCheckpoint):
             # The module may have brought it.
@@ -240,7 +247,7 @@ class Checkpoints(Checkpoint):
         """Queue the job of Slurm again; whether the run must stop. Every rank calls this."""
         # Slurm ends the job as soon as it is queued again.
         self._commit(trainer)
-        return on_rank_zero(requeue_job)
+        return on_rank_zero(stopping.requeue)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Compare the weights that were validated with the best ones."""
@@ -488,8 +495,8 @@ class Checkpoints(Checkpoint):
             cpu_s = self._checkpoint_io.commit()
             if trainer.is_global_zero:
                 self._link(paths)
-                shards.prune(self.folder)
-            replication.replicate(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
+                manifest.prune(self.folder)
+            copies.replicate(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
             # All ranks wait: the test after the last epoch looks for its checkpoint on each.
             trainer.strategy.barrier()
         self.interval.complete(cpu_s)
@@ -506,7 +513,7 @@ class Checkpoints(Checkpoint):
             return
         paths, self._due = self._due, None
         pending = self._checkpoint_io.pending
-        if pending is None or pending.rest:
+        if pending is None or pending.finish:
             return
         # The error that ends the run counts, not one of this.
         if pending.written.exception() is None:
@@ -693,7 +700,7 @@ def triggered_early_stopping(trainer: L.Trainer) -> dict[str, Settings]:
     """The settings of each EarlyStopping that has ended the run, by the key of its state."""
     triggered = {}
     for callback in callbacks_of(trainer, EarlyStopping):
-        if compat.has_ended_run(callback):
+        if has_ended_run(callback):
             triggered[callback.state_key] = settings_of(callback)
     return triggered
 
@@ -709,3 +716,52 @@ def settings_of(stopping: EarlyStopping) -> Settings:
     """What decides when it ends the run; the metric is part of its state's key."""
     names = ("patience", "min_delta", "check_finite", "stopping_threshold", "divergence_threshold")
     return {name: getattr(stopping, name) for name in names}
+
+
+SAVER_STATE = "_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation"
+"""What decides in Lightning 2.6 whether a ModelCheckpoint saves, and is not in its state."""
+
+
+def read_saver(saver: Any) -> dict[str, Any]:
+    """What a ModelCheckpoint forgets in a checkpoint: whether it has saved, and at which step.
+
+    A run that continues would save its last weights again, where an undisturbed one does not.
+    """
+    return {name: getattr(saver, name) for name in SAVER_STATE if hasattr(saver, name)}
+
+
+def set_saver(saver: Any, state: Mapping[str, Any]) -> None:
+    """Give a ModelCheckpoint what ``read_saver`` has read."""
+    for name, value in state.items():
+        setattr(saver, name, value)
+
+
+ENDS_RUN = "_samestep_ends_run"
+"""An attribute of an EarlyStopping of Lightning 2.5, once it has ended the run."""
+
+
+def has_ended_run(stopping: EarlyStopping) -> bool:
+    """Whether an EarlyStopping has ended the run; Lightning 2.6 says so by a reason."""
+    reason = getattr(stopping, "stopping_reason", None)
+    return getattr(stopping, ENDS_RUN, False) if reason is None else bool(reason.value)
+
+
+@cache  # once in a process, which may have several runs
+def note_early_stops() -> None:
+    """Let an EarlyStopping of Lightning 2.5 say that it has ended the run, as that of 2.6 does.
+
+    It keeps the number of the epoch only, which is 0 in the first epoch and without a stop.
+    """
+    if hasattr(early_stopping, "EarlyStoppingReason"):
+        return
+    kind: Any = EarlyStopping
+    evaluate = kind._evaluate_stopping_criteria
+
+    @wraps(evaluate)
+    def evaluate_and_note(stopping: Any, current: Tensor) -> tuple[bool, Any]:
+        ends_run, reason = evaluate(stopping, current)
+        if ends_run:
+            setattr(stopping, ENDS_RUN, True)
+        return ends_run, reason
+
+    kind._evaluate_stopping_criteria = evaluate_and_note

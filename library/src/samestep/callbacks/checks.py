@@ -32,7 +32,7 @@ from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import compat, devices
 from samestep.ranks.process_group import gather
-from samestep.ranks.sharded import ShardedStrategy
+from samestep.ranks.strategies import is_sharded
 
 UNSUPPORTED: dict[type[L.Callback], str] = {
     LearningRateFinder: "it trains before the run begins, and again each time the run resumes; "
@@ -103,7 +103,7 @@ class SameWeights(L.Callback):
         Raises:
             UnequalWeightsError: with the names of the parameters that differ.
         """
-        has_replicas = isinstance(trainer.strategy, DDPStrategy | ShardedStrategy)
+        has_replicas = isinstance(trainer.strategy, DDPStrategy) or is_sharded(trainer.strategy)
         if trainer.world_size == 1 or not has_replicas:
             return
         names: list[str] = []

@@ -7,6 +7,8 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -29,7 +31,8 @@ from samestep.data.torch_loaders import (
 )
 from samestep.errors import ConfigError
 from samestep.option_names import setting
-from samestep.ranks import compat, environment
+from samestep.ranks import environment
+from samestep.ranks.compat import callbacks_of
 from samestep.ranks.process_group import gather
 
 NOTE_ON_RANKS = (
@@ -156,7 +159,7 @@ class DataResume(Part):
                 print_note(trainer, NOTE_ON_ORDER)
             if hasattr(loader, "load_state_dict") and isinstance(loader, DataLoader):
                 # It asks for its order twice where it continues: both must be that of the epoch.
-                compat.before_each_order(loader, partial(self._seed_draw, trainer))
+                before_each_order(loader, partial(self._seed_draw, trainer))
         if self.batch:
             self._say_how_it_continues(trainer)
 
@@ -321,7 +324,7 @@ class DataResume(Part):
         others = self._others(trainer)
         first = self.batch if self._can_skip(trainer, others) else 0
         for loader in others:
-            compat.set_epoch(loader, self.epoch)
+            set_epoch(loader, self.epoch)
         self._places = [place for place in self._positions(others) if place is not None]
         checksums = chain(self._checksums, repeat(None))
         for position, checksum in zip(self._places, checksums, strict=False):
@@ -335,7 +338,7 @@ class DataResume(Part):
         self._seeds_batches = bool(others)
         self.num_skipped = self._num_read = first
         self._num_to_read = self.batch - first
-        self._watchdogs = compat.callbacks_of(trainer, Watchdog)
+        self._watchdogs = callbacks_of(trainer, Watchdog)
 
     def _can_skip(self, trainer: L.Trainer, others: list[Any]) -> bool:
         """Whether every loader can begin with any batch, or continues with its own state."""
@@ -345,7 +348,7 @@ class DataResume(Part):
             return True
         if None in positions:
             return False
-        if not compat.repeats_shorter_loaders(trainer):
+        if not repeats_shorter_loaders(trainer):
             return True
         # A shorter loader that has begun again is read: its passes may have other orders.
         return all(is_longer(position.batches, self.batch) for position in positions)
@@ -374,8 +377,44 @@ def generators_of(loaders: Any) -> list[torch.Generator]:
             continue
         inner_sampler = getattr(loader.batch_sampler, "sampler", None)
         owners = [loader, loader.sampler, loader.batch_sampler, inner_sampler]
-        for owner in [*owners, *map(compat.distributed_sampler, owners)]:
+        for owner in [*owners, *map(distributed_sampler, owners)]:
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 found[id(generator)] = generator
     return list(found.values())
+
+
+def repeats_shorter_loaders(trainer: L.Trainer) -> bool:
+    """Whether the shorter ones of several training loaders begin again within an epoch."""
+    loaders: Any = trainer.fit_loop._combined_loader
+    return len(loaders.flattened) > 1 and loaders._mode == "max_size_cycle"
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the samplers of a loader the epoch, as Lightning 2.6 does when it begins one.
+
+    In a run that continues, loader processes ask for their first batches before that.
+    """
+    _set_sampler_epoch(loader, epoch)
+
+
+def distributed_sampler(sampler: Any) -> Any:
+    """The sampler whose order Lightning 2.6 distributes over the ranks by ``sampler``; or None."""
+    is_wrapper = isinstance(sampler, DistributedSamplerWrapper)
+    return sampler.dataset._sampler if is_wrapper else None
+
+
+def before_each_order(loader: Any, function: Callable[[], None]) -> None:
+    """Let ``function`` act before each order that a sampler draws which is distributed so."""
+    samplers: list[Any] = [loader.sampler, getattr(loader.batch_sampler, "sampler", None)]
+    for sampler in samplers:
+        if distributed_sampler(sampler) is None:
+            continue
+        orders: Any = sampler.dataset
+        draw = type(orders).reset
+
+        def act_and_draw(orders: Any = orders, draw: Any = draw) -> None:
+            function()
+            draw(orders)
+
+        orders.reset = act_and_draw

@@ -14,10 +14,7 @@ from samestep.callbacks.checks import check_supported
 from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.run_state import Part, Saved
 from samestep.errors import ConfigError
-from samestep.option_names import setting
-from samestep.ranks import compat
 from samestep.ranks.compat import callbacks_of
-from samestep.ranks.sharded import ShardedStrategy
 from samestep.run.weights import GROWN, find_growth, read_shapes
 
 Values = dict[str, Any]
@@ -81,14 +78,8 @@ class HparamsOnResume(Part):
         # checkpoint that the first one has read.
         if stage == "fit":
             self._reset()
-        is_sharded = isinstance(trainer.strategy, ShardedStrategy)
         for callback in callbacks_of(trainer, L.Callback):
             check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")
-            if is_sharded and compat.averages_weights(callback):
-                raise ConfigError(
-                    f"callbacks: {type(callback).__name__} is not supported with "
-                    f"{setting('strategy', 'fsdp')}: torch cannot copy a sharded model; use ddp"
-                )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the first values, before Lightning restores the saved ones."""

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from samestep.callbacks.run_state import Part, Saved
 from samestep.errors import RunError
 from samestep.option_names import setting
-from samestep.ranks import compat, devices, environment, gradients
+from samestep.ranks import devices, environment, gradients
 from samestep.ranks.process_group import gather
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class LossGuard(Part):
         # Only a fused optimizer can skip a step by itself, and not if its weights are sharded.
         is_fused = devices.is_on_gpu(flag) and optimizer.defaults.get("fused")
         if is_fused and not any(map(gradients.is_sharded, found)):
-            compat.skip_fused_step(optimizer, flag)
+            gradients.skip_fused_step(optimizer, flag)
             if len(self._steps) >= CHECK_EVERY:
                 self._count_skipped(trainer)
         # The optimizer skips parameters without a gradient.

@@ -13,7 +13,7 @@ from samestep.data.loaders import find_loaders, without_states
 from samestep.heap.heap import Heap, text_of
 from samestep.heap.kinds import is_of_library
 from samestep.ranks import compat
-from samestep.ranks.sharded import class_of
+from samestep.ranks.strategies import class_of
 
 TRAINING, VALIDATION = "training data", "validation data"
 """The first words of names of what only loaders hold."""

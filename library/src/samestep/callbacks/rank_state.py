@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric, MetricCollection
 
@@ -22,7 +22,8 @@ from samestep.data.loaders import weights_of_ranks
 from samestep.ranks import epoch_logs, process_group
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.epoch_sums import EpochSums
-from samestep.ranks.sharded import class_of, map_tensors, shard_like
+from samestep.ranks.strategies import class_of
+from samestep.run.checkpoint import map_tensors
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class RankState(Part):
             if saved:
                 # A rank without a gradient counts as one with zeros.
                 mean = mean_of(saved) * (len(saved) / len(states))
-                parameter.grad = shard_like(mean.to(parameter.device), parameter)
+                parameter.grad = place_as(parameter, mean.to(parameter.device))
             elif name in self._gradients:
                 parameter.grad = self._gradients[name].to(parameter.device)
 
@@ -199,6 +200,14 @@ def split_gradients(
         elif parameter.grad is not None:
             own[name] = parameter.grad.cpu()
     return own, sharded
+
+
+def place_as(parameter: nn.Parameter, whole: Tensor) -> Tensor:
+    """A tensor that every rank has whole, sharded as a parameter is."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    # Without a source none must send it to the others.
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def pick(states: list[State], kind: str, name: str) -> list[Any]:

@@ -1,16 +1,19 @@
 """Random numbers that depend neither on interruptions nor, outside of a step, on the ranks."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache, wraps
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from samestep.data.seeds import mix_seed, seed_all, seed_others
-from samestep.ranks import compat, devices
+from samestep.ranks import devices
+from samestep.ranks.compat import callbacks_of
 
 DATA_HOOKS = (
     "prepare_data", "setup", "train_dataloader", "val_dataloader", "test_dataloader",
@@ -40,7 +43,7 @@ class SeedSteps(L.Callback):
     they draw is the same in every start and on any number of ranks.
 
     ``samestep.loops`` seeds a step before its batch is moved to the device, where hooks of the
-    module may apply random transforms. ``compat.before_hooks`` seeds the hooks of module,
+    module may apply random transforms. ``before_hooks`` seeds the hooks of module,
     DataModule and callbacks.
 
     Args:
@@ -119,5 +122,27 @@ def seed_hook(trainer: L.Trainer, name: str) -> None:
     # Asked first: some hooks are called in each step.
     if name not in SEEDED_HOOKS:
         return
-    for seeds in compat.callbacks_of(trainer, SeedSteps):
+    for seeds in callbacks_of(trainer, SeedSteps):
         seeds.seed_hook(name, trainer.current_epoch)
+
+
+@cache  # once in a process, which may have several runs
+def before_hooks(function: Callable[[L.Trainer, str], None]) -> None:
+    """Let ``function`` act before each hook that Lightning 2.6 calls, with the hook's name.
+
+    A callback cannot: Lightning calls those of a DataModule before the callbacks', and some hooks
+    are of the module alone, such as ``train_dataloader``.
+    """
+
+    def wrap(call_hook: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call_hook)
+        def act_and_call(trainer: L.Trainer, name: str, *args: Any, **named: Any) -> Any:
+            function(trainer, name)
+            return call_hook(trainer, name, *args, **named)
+
+        return act_and_call
+
+    hooks: Any = call
+    hooks._call_lightning_datamodule_hook = wrap(hooks._call_lightning_datamodule_hook)
+    hooks._call_callback_hooks = wrap(hooks._call_callback_hooks)
+    hooks._call_lightning_module_hook = wrap(hooks._call_lightning_module_hook)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.ranks import epoch_logs, gradients
 from samestep.ranks.compat import callbacks_of
-from samestep.ranks.sharded import ShardedStrategy
+from samestep.ranks.strategies import is_sharded
 from samestep.tracker import ResumedTracker
 
 SHORT_EPOCH = 8  # steps; a shorter epoch has no values between its ends
@@ -77,8 +77,8 @@ class RunStats(L.Callback):
             return
         is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         # Another strategy may hold only a part of the gradient on each rank.
-        has_all = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy | ShardedStrategy)
-        if is_scaled or not has_all:
+        has_all = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
+        if is_scaled or not (has_all or is_sharded(trainer.strategy)):
             return
         self._norm = gradients.norm_of(gradients.gradients_of(optimizer))
 

@@ -1,6 +1,6 @@
 """Gives each rank its slice of every batch, and weights the slices by their length."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -22,8 +22,9 @@ from samestep.data.sampler import (
 from samestep.data.torch_loaders import has_batches_of_ids
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import compat, environment, process_group
-from samestep.ranks.sharded import parameters_of
+from samestep.ranks import environment, process_group
+from samestep.ranks.compat import of_kind
+from samestep.ranks.gradients import parameters_of
 
 SIMILAR = 1.1  # ranks whose speeds differ by at most this factor keep their shares
 
@@ -82,7 +83,7 @@ class SliceWeighting(L.Callback):
         if self._has_patched:
             return
         if trainer.world_size > 1 or self.split_batches:
-            compat.replace_batch_samplers(trainer, self._batches_of_rank)
+            replace_batch_samplers(trainer, self._batches_of_rank)
             self._has_patched = True
 
     def _batches_of_rank(self, loader: DataLoader[Any], stage: str) -> Any:
@@ -133,11 +134,11 @@ class SliceWeighting(L.Callback):
 
     def _slice_training_data(self, trainer: L.Trainer) -> None:
         orders = orders_of(trainer)
-        self._splits = compat.of_kind(orders, SplitBatches)
+        self._splits = of_kind(orders, SplitBatches)
         if None in orders:
             return
         self._set_shares(trainer.train_dataloader)
-        exact = compat.of_kind(orders, GlobalBatchSampler)
+        exact = of_kind(orders, GlobalBatchSampler)
         check_empty_slices(exact, trainer)
         self._order = None
         if not all(map(GlobalBatchSampler.has_equal_slices, exact)):
@@ -303,3 +304,28 @@ def shares_of_ranks(shares: Sequence[float]) -> list[float]:
     if len(shares) == environment.world_size():
         return list(shares)
     return [shares[node] for node in process_group.gather(environment.node_rank())]
+
+
+def replace_batch_samplers(trainer: L.Trainer, share: Callable[[Any, str], Any]) -> None:
+    """Let DataLoaders get another batch sampler when Lightning takes them.
+
+    Lightning 2.6 replaces a ``BatchSampler`` of torch by samples one at a time, without a word. It
+    rejects other batch samplers, with the advice of a flag that shares nothing out. ``share`` gets
+    a loader and a stage (``train``, ``validate``, ``test``, ``predict``), and returns this rank's
+    batch sampler, or None for what Lightning does. Upstream:
+    Lightning-AI/pytorch-lightning issue 21122.
+    """
+    connector = trainer._data_connector
+    prepare: Callable[..., Any] = connector._prepare_dataloader
+
+    def prepare_dataloader(dataloader: Any, shuffle: bool, mode: Any) -> Any:
+        batches = None
+        if isinstance(dataloader, DataLoader):
+            batches = share(dataloader, mode.value)
+        if batches is None:
+            return prepare(dataloader, shuffle, mode)
+        # DataLoader raises where this attribute is assigned.
+        vars(dataloader)["batch_sampler"] = batches
+        return dataloader
+
+    connector._prepare_dataloader = prepare_dataloader  # type: ignore[method-assign]

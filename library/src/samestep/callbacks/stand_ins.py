@@ -14,7 +14,7 @@ import lightning as L
 from samestep.callbacks.notes import join_names
 from samestep.heap.heap import Heap
 from samestep.ranks import environment
-from samestep.ranks.sharded import class_of
+from samestep.ranks.strategies import class_of
 from samestep.run.checkpoint import CheckpointError, find_unreadable
 
 MARK = "samestep stand-in"

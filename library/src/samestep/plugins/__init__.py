@@ -1,6 +1,6 @@
 """What looks at a run, reports of it or knows a third party; ``samestep.plugin`` loads it by name.
 
-Promise: without any of them a run computes and saves the same.
+Promise: a run that asks for none of them computes and saves the same without them.
 
 - ``compiled_code``: what torch.compile has made lies beside the checkpoint.
 - ``divided_batches``: finds data that are divided by the number of ranks twice, or not at all.
@@ -11,5 +11,9 @@ Promise: without any of them a run computes and saves the same.
 - ``needed_names``: rejects versions of torch and Lightning that lack what a run needs.
 - ``notices``: saves at once when the machine will be taken away.
 - ``preflight``: what is wrong with a machine, a network or a rank is said before the first step.
+- ``fsdp`` with ``shards`` (its files): a part of the model on each rank, for ``strategy="fsdp"``.
 - ``receipts`` with ``receipt_files``: steps that are repeated are compared with what they were.
+- ``replication``: checkpoints for nodes that do not share the directory.
+- ``slurm``: SIGUSR1 queues the job again.
+- ``trackers``: Lightning's loggers for TensorBoard, CSV, W&B and MLflow.
 """

@@ -22,7 +22,7 @@ from torchmetrics import Metric
 
 from samestep import losses
 from samestep.plugins.forked import call_in_fork
-from samestep.ranks.sharded import STEPS, class_of
+from samestep.ranks.strategies import is_sharded
 from samestep.tracker import NullLogger
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
@@ -103,7 +103,8 @@ class Step:
     def prepare(self) -> None:
         """Let a step log nothing, write nothing and need no GPU, from now on in this process."""
         module = self.module
-        forget_sharding(module)
+        if is_sharded(self.trainer.strategy):
+            self.trainer.strategy.forget_sharding()
         for name, value in self.weights.items():
             path, _, last = name.rpartition(".")
             owner = module.get_submodule(path)
@@ -191,24 +192,6 @@ class Step:
         if module.automatic_optimization:
             found = [output["loss"] if isinstance(output, Mapping) else output]
         return [loss for loss in found if loss is not None]
-
-
-def forget_sharding(module: nn.Module) -> None:
-    """Make a module of FSDP2 an ordinary one, in a fork; its weights must be gathered.
-
-    torch 2.15 has no public way back: the hooks would gather the weights again, together with the
-    other ranks. ``LossCheck`` reports an error of this as "not checked".
-    """
-    for part in [*module.modules()]:
-        if not isinstance(part, FSDPModule):
-            continue
-        state: Any = part._get_fsdp_state()
-        state._pre_forward_hook_handle.remove()
-        state._post_forward_hook_handle.remove()
-        # The methods that count as forward passes are wrapped.
-        for name in STEPS:
-            vars(part).pop(name, None)
-        part.__class__ = class_of(part)
 
 
 @contextmanager

@@ -7,10 +7,10 @@ Read in this order: ``environment`` (who am I), ``process_table`` (other process
 ``device_option`` and ``starting`` (how a Trainer starts ranks), ``network`` (addresses and
 interfaces), ``collectives`` (which backend takes a tensor), ``process_group`` (meet, decide
 together), ``meeting`` (how to reach rank zero), ``run_dirs`` (one run directory for all of them),
-``sharded`` (a part of the model on each rank), ``epoch_sums`` (what each rank adds up), ``devices``
-and ``gradients`` (what a GPU computes, and nothing waits for), ``strategies`` (how Lightning trains
-on these ranks), ``stopping``, ``child_signals`` and ``requeue`` (signals and other requests),
-``heartbeat`` (progress), ``failure``, ``interrupts``, ``output`` and ``process`` (errors, output,
-exit codes), ``secrets`` (never printed), ``epoch_logs`` (logged values over the ranks) and
-``compat`` (private names of other libraries; ``samestep.loops`` has those of Lightning's loops).
+``epoch_sums`` (what each rank adds up), ``devices`` and ``gradients`` (what a GPU computes, and
+nothing waits for), ``strategies`` and ``ddp`` (how Lightning trains on these ranks), ``stopping``,
+``child_signals`` (signals and other requests), ``heartbeat`` (progress), ``failure``,
+``interrupts``, ``output`` and ``process`` (errors, output, exit codes), ``secrets`` (never
+printed), ``epoch_logs`` (logged values over the ranks) and ``compat`` (private names of other
+libraries that no file alone needs).
 """

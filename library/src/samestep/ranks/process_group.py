@@ -13,13 +13,13 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _world
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import option
 from samestep.ranks import (
     collectives,
-    compat,
     devices,
     environment,
     failure,
@@ -40,7 +40,7 @@ def leave() -> None:
     """Destroy the group that ``init`` has made, but not one that the caller created."""
     global _store
     if _store is not None and dist.is_initialized():
-        compat.destroy_groups()
+        destroy_groups()
     _store = None
 
 
@@ -265,3 +265,25 @@ def on_all_ranks(
         if first is not None:
             raise first
     return result
+
+
+def destroy_groups() -> None:
+    """Destroy all process groups; the GIL is free while their threads end.
+
+    A thread of gloo needs the GIL to give up the last tensor that it has sent. Before torch 2.8 a
+    group keeps the GIL while it waits for these threads, so that the process may hang. A backend
+    releases it. Upstream: pytorch/pytorch pull request 154976.
+    """
+    backends = backends_of_groups()
+    dist.destroy_process_group()
+    # Last, or a group would destroy its backends itself.
+    backends.clear()
+
+
+def backends_of_groups() -> list[Any]:
+    """The gloo and NCCL of every process group; nothing here may keep a group itself."""
+    backends: list[Any] = []
+    for group in _world.pg_map:
+        for device in group._device_types:
+            backends.append(group._get_backend(device))
+    return backends

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from multiprocessing.process import BaseProcess
 from multiprocessing.resource_tracker import ResourceTracker
 from pathlib import Path
@@ -173,6 +174,13 @@ def agreed(*, save: bool = False, busy: bool = False) -> Agreement:
     largest = collectives.all_reduce(torch.tensor(mine), dist.ReduceOp.MAX)
     signum, *others = largest.tolist()
     return Agreement(signum, *map(bool, others))
+
+
+def requeue() -> bool:
+    """Queue the job of Slurm again, on rank zero only; whether the run must stop."""
+    # A plug-in, which only such a job needs.
+    must_stop: bool = import_module("samestep.plugins.slurm").requeue_job()
+    return must_stop
 
 
 def check() -> None:

@@ -1,6 +1,7 @@
 """How the ranks of one run train one model: the strategy and the environment for Lightning."""
 
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
@@ -13,17 +14,19 @@ from lightning.pytorch.strategies import (
     ParallelStrategy,
     Strategy,
 )
+from torch.distributed.fsdp import FSDPModule
 
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import compat, environment
+from samestep.ranks import ddp, environment
 from samestep.ranks.process_group import device_kind
-from samestep.ranks.sharded import ShardedStrategy, class_of
 from samestep.run_spec import RunSpec
 
 NAMES = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false",
          "fsdp")  # fmt: skip
 """Strategies that are chosen by name. Others are objects."""
+SHARDED = "samestep.plugins.fsdp"
+"""The plug-in of ``fsdp``, which no other run imports."""
 
 
 class TorchrunEnvironment(TorchElasticEnvironment):
@@ -71,6 +74,20 @@ def check_kind(kind: type[Strategy]) -> None:
         raise ConfigError(f"{name} is for one rank, and there are {num_ranks}")
 
 
+def is_sharded(strategy: Any) -> bool:
+    """Whether each rank has a part of the model."""
+    return getattr(strategy, "is_sharded", False)
+
+
+def class_of(thing: object) -> type:
+    """The class of an object as its author wrote it."""
+    kind = type(thing)
+    if not isinstance(thing, FSDPModule):
+        return kind
+    # fully_shard has made a class of FSDPModule and the author's.
+    return kind.__mro__[2]
+
+
 def name_of(strategy: Any) -> str:
     """The name of a strategy; of an object, the full name of its class."""
     if isinstance(strategy, str):
@@ -107,7 +124,7 @@ def topology(spec: RunSpec, strategy: Any = None) -> dict[str, Any]:
         "timeout": timedelta(seconds=spec.timeout_s),
     }
     if spec.is_fsdp:
-        return {**where, "strategy": ShardedStrategy(**options)}
+        return {**where, "strategy": import_module(SHARDED).ShardedStrategy(**options)}
     return {**where, "strategy": UnequalNodesDDP(**options, **ddp_options(spec))}
 
 
@@ -129,7 +146,7 @@ def adapt(strategy: Any, spec: RunSpec) -> None:
         return
     if environment.under_torchrun() and strategy.cluster_environment is None:
         strategy.cluster_environment = TorchrunEnvironment()
-    compat.add_ddp_options(strategy, ddp_options(spec))
+    ddp.add_options(strategy, ddp_options(spec))
     # The object exists already, and only its sampler would count wrong. Subclasses of the user
     # keep theirs.
     if type(strategy) is DDPStrategy:
@@ -140,7 +157,7 @@ def ddp_options(spec: RunSpec) -> dict[str, Any]:
     """What DistributedDataParallel is made with."""
     return {
         # RankState gives every rank the same buffers, once per epoch.
-        **compat.without_sync_in_forward(),
+        **ddp.without_sync_in_forward(),
         "gradient_as_bucket_view": True,
         # Without this DDP sorts its gradients again after its first step, also after a restart. The
         # order in which three ranks or more are summed changes then, and so do the last bits.

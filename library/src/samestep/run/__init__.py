@@ -7,12 +7,11 @@ another run are rejected. Read in this order:
    ``lock`` keeps other processes out, ``changes`` compares the configuration with the saved one,
    ``record`` is run.json, ``provenance`` finds the code and the machine, ``logs`` are the ranks'.
 2. ``checkpoint``: files that are written atomically, by a thread of ``background``. ``manifest``
-   proves a checkpoint intact and of this run; ``shards`` are the tensors of a sharded model.
+   proves a checkpoint intact and of this run.
    ``weights`` says whether those of a checkpoint fit a model. ``save_interval`` says when to save,
    ``save_time`` if it takes too long. ``wall_time`` counts seconds by cause.
 3. ``history`` writes the metrics over time, ``metrics`` reads them. ``copies`` is what a run asks
-   of a callback that copies it elsewhere. ``store`` is such a copy: the callback ``artifacts``
-   keeps it up to date, ``upload`` makes it by command.
-   ``replication``: checkpoints for nodes that do not share the directory.
+   of a callback that copies it elsewhere, and of nodes that do not share its directory. ``store``
+   is such a copy: the callback ``artifacts`` keeps it up to date, ``upload`` makes it by command.
 4. ``files``: writes a file completely or not at all.
 """

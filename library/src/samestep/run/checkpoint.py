@@ -16,12 +16,12 @@ run resumes), ``write``, and at the end ``restorable`` (what can be read back wi
 """
 
 import codecs
+import copy
 import io
 import logging
 import os
 import pickle
 import re
-import secrets
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path, PurePath
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -39,12 +40,12 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch.nn.parameter import is_lazy
 from torch.serialization import get_crc32_options, safe_globals, set_crc32_options
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import compat, environment
-from samestep.ranks.process_group import broadcast, gather, on_all_ranks
-from samestep.ranks.sharded import map_tensors
-from samestep.run import manifest, record, shards
+from samestep.ranks import environment
+from samestep.ranks.process_group import on_all_ranks
+from samestep.run import manifest, record
 from samestep.run.background import BackgroundWriter, MemoryFile
 from samestep.run.files import open_atomic, writing
 from samestep.run.manifest import Manifest, verify
@@ -70,6 +71,11 @@ NUMPY: list[Any] = [
 """What torch may call to read NumPy's values; none of it runs code of the file."""
 OF_LIGHTNING = "state_dict", "optimizer_states", "loops"
 """The parts of a checkpoint in which only the values of tensors count."""
+SHARDS = "samestep.plugins.shards"
+"""The plug-in that reads a sharded checkpoint; no other needs it."""
+Assemble = Callable[[torch.Tensor, int, Callable[[int, int], torch.Tensor]], torch.Tensor]
+"""Makes a tensor, given an empty one of its shape (on the device meta), the dimension in which it
+was cut, and a function that reads a range of that dimension."""
 
 
 class CheckpointError(RunError):
@@ -77,12 +83,10 @@ class CheckpointError(RunError):
 
 
 class PendingSave(NamedTuple):
-    """A checkpoint that a thread of this rank still writes: whole, or this rank's shard."""
+    """A checkpoint that a thread of this rank still writes: whole, or this rank's part."""
 
-    path: Path
     written: Future[float]  # how many seconds of a processor it took
-    rest: bytes = b""  # of a sharded checkpoint: all but its shards; only rank zero has it
-    is_of_run: bool = True
+    finish: Callable[[], None] | None = None  # what is left when all ranks have written
 
 
 @dataclass
@@ -124,7 +128,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Whether the run saves, and not a callback or script of the user."""
         self.dry_run: DryRun | None = None
         """If set, a checkpoint is examined, not written."""
-        self.assemble: shards.Assemble | None = None
+        self.assemble: Assemble | None = None
         """Makes the tensors of a sharded checkpoint; None: whole ones."""
         self.stand_ins: KeepsObjects | None = None
         """Keeps the objects of a module apart; None: a checkpoint that has any is rejected."""
@@ -136,46 +140,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.lack: str | None = None
         """Why the last save could not be written in the background."""
 
-    def save_shard(
-        self, checkpoint: dict[str, Any], tensors: dict[str, torch.Tensor], path: str | Path
-    ) -> None:
-        """Write a sharded checkpoint: first each rank its tensors, then rank zero the rest.
-
-        With ``in_background`` a thread writes the tensors, and ``commit`` the rest. Every rank must
-        call ``commit`` before the next save.
-        """
-        folder, rank = Path(path).parent, environment.rank()
-        step, num_ranks = checkpoint["global_step"], environment.world_size()
-        # Never the same name twice: a save that fails must not damage the shards of another one.
-        name = broadcast(f"shards-{step}-{num_ranks}-{secrets.token_hex(4)}")
-        rest = checkpoint | {"shards": name}
-        if self.dry_run:
-            if rank == 0:
-                self.save_checkpoint(rest, path)
-            return
-        is_of_run = self._check_place(Path(path))
-        target = folder / name / f"{rank}.shard"
-        content = {"tensors": tensors, "global_step": step, "shards": f"{name}/{target.name}"}
-        known = self._known(Path(path))
-        # Now, as the training goes on while the thread writes. The rest is small.
-        file = io.BytesIO()
-        if rank == 0:
-            write(self._examine(rest), file, known, is_of_run=is_of_run)
-        save = PendingSave(Path(path), Future(), file.getvalue(), is_of_run)
-        # All ranks do the same: they write the rest when the last shard is written.
-        num_ranks = environment.local_world_size()
-        if self.in_background and all(gather(self._has_room(content, num_ranks))):
-            self.pending = save._replace(written=self._start(content, target, known))
-        else:
-            on_all_ranks(write_atomic, content, target, known)
-            self._write_rest(save)
-
-    def _has_room(self, content: dict[str, Any], num_ranks: int) -> bool:
+    def has_room(self, content: dict[str, Any], num_ranks: int) -> bool:
         """Whether so many ranks of this machine can copy what each saves."""
         self.lack = self._writer.find_lack(size_of(content), num_ranks)
         return self.lack is None
 
-    def _start(
+    def start(
         self, content: dict[str, Any], target: Path, known: Record, *, is_of_run: bool = True
     ) -> Future[float]:
         """Copy ``content``, and begin to write it to ``target``."""
@@ -208,15 +178,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         done: Future[float] = Future()
         done.set_result(0.0)
         seconds = on_all_ranks((save.written if save else done).result)
-        if save:
-            # The rest names the shards, so it must not exist before all of them do.
-            self._write_rest(save)
+        if save and save.finish:
+            save.finish()
         return seconds
-
-    def _write_rest(self, save: PendingSave) -> None:
-        if save.rest:
-            with open_target(save.path, is_of_run=save.is_of_run) as file:
-                file.write(save.rest)
 
     def teardown(self) -> None:
         """Give back the memory of the copy, after a fit and after an error."""
@@ -226,7 +190,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a checkpoint, as ``ModelCheckpoint`` does, and its shards."""
         super().remove_checkpoint(Path(path))
-        shards.prune(Path(path).parent)
+        manifest.prune(Path(path).parent)
 
     def save_checkpoint(
         self,
@@ -239,22 +203,22 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         With ``in_background`` a thread writes it. Every rank must call ``commit`` before the next
         save.
         """
-        checkpoint = self._examine(checkpoint)
+        checkpoint = self.examine(checkpoint)
         if self.dry_run:
             return
         target = Path(path)
-        known, is_of_run = self._known(target), self._check_place(target)
-        if self.in_background and self._has_room(checkpoint, num_ranks=1):
-            written = self._start(checkpoint, target, known, is_of_run=is_of_run)
-            self.pending = PendingSave(target, written)
+        known, is_of_run = self.read_record(target), self.check_place(target)
+        if self.in_background and self.has_room(checkpoint, num_ranks=1):
+            written = self.start(checkpoint, target, known, is_of_run=is_of_run)
+            self.pending = PendingSave(written)
         else:
             write_atomic(checkpoint, target, known, is_of_run=is_of_run)
 
-    def _known(self, path: Path) -> Record:
+    def read_record(self, path: Path) -> Record:
         """The record of the run that saves to ``path``, which may be anywhere."""
         return record.read((self.folder or path.parent).parent)
 
-    def _check_place(self, path: Path) -> bool:
+    def check_place(self, path: Path) -> bool:
         """Whether the run itself saves to ``path``.
 
         Raises:
@@ -270,7 +234,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             )
         return False
 
-    def _examine(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    def examine(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """The part of a checkpoint that can be read back; an error if anything needed cannot.
 
         A dry run notes the error instead.
@@ -325,7 +289,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def load(
     path: Path,
     required: tuple[str, ...] = ("state_dict",),
-    assemble: shards.Assemble | None = None,
+    assemble: Assemble | None = None,
 ) -> dict[str, Any]:
     """Read the checkpoint at ``path`` onto the CPU, once it is verified and has these keys.
 
@@ -346,9 +310,7 @@ def load(
         return _load_once(path, required, assemble)
 
 
-def _load_once(
-    path: Path, required: tuple[str, ...], assemble: shards.Assemble | None
-) -> dict[str, Any]:
+def _load_once(path: Path, required: tuple[str, ...], assemble: Assemble | None) -> dict[str, Any]:
     # If each rank reads its own shards, all ranks together verify all of them.
     files = slice(None)
     if assemble:
@@ -361,7 +323,7 @@ def _load_once(
         raise unusable(path, "it was replaced while it was read")
     if found.shards:
         shard_files = [path.parent / name for name in found.files()]
-        checkpoint = shards.fill(checkpoint, shard_files, assemble)
+        checkpoint = import_module(SHARDS).fill(checkpoint, shard_files, assemble)
     return checkpoint
 
 
@@ -644,6 +606,25 @@ def with_plain_tensors(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list
     return map_tensors(checkpoint, make_plain), places
 
 
+def map_tensors(
+    value: Any, function: Callable[[str, torch.Tensor], torch.Tensor], path: str = ""
+) -> Any:
+    """Copy a tree of dictionaries and lists, with ``function`` of each tensor and its path."""
+    if isinstance(value, dict):
+        # With the versions that a state_dict has as an attribute.
+        copied = copy.copy(value)
+        for key, item in value.items():
+            copied[key] = map_tensors(item, function, f"{path}/{key}")
+        return copied
+    # Not a named tuple, which takes its items as separate arguments.
+    if type(value) in (list, tuple):
+        items = (map_tensors(item, function, f"{path}/{i}") for i, item in enumerate(value))
+        return type(value)(items)
+    if isinstance(value, torch.Tensor):
+        return function(path, value)
+    return value
+
+
 def size_of(checkpoint: dict[str, Any]) -> int:
     """The bytes of all tensors in a checkpoint, without sparse ones, which do not say theirs."""
     sizes: list[int] = []
@@ -662,7 +643,7 @@ def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
     A subclass that consists of other tensors, such as a quantized one, has no values of its own.
     """
-    if type(tensor) in PLAIN or is_lazy(tensor) or compat.has_parts(tensor):
+    if type(tensor) in PLAIN or is_lazy(tensor) or is_traceable_wrapper_subclass(tensor):
         return tensor
     return tensor.detach().as_subclass(torch.Tensor)
 

@@ -1,8 +1,31 @@
-"""What a run asks of a callback that keeps a copy of it elsewhere, whatever the place is."""
+"""Copies of a run elsewhere: in a store by a callback, or on each node that has its own disk."""
 
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import lightning as L
+
+from samestep.ranks.meeting import is_shared
+from samestep.run_spec import RunSpec
+
+REPLICATION = "samestep.plugins.replication"
+"""The plug-in for nodes that do not share the run directory; other runs import none of it."""
+
+
+def fetch_newest(spec: RunSpec) -> None:
+    """Let rank zero have the newest checkpoint of all nodes; every rank must call this."""
+    if not is_shared(spec.run_dir):
+        import_module(REPLICATION).fetch_newest(spec)
+
+
+def replicate(run_dir: Path, names: Sequence[str]) -> None:
+    """Give these checkpoints of rank zero to each node that lacks them; every rank must call this.
+
+    Nothing happens where all nodes see one directory.
+    """
+    if not is_shared(run_dir):
+        import_module(REPLICATION).replicate(run_dir, names)
 
 
 class KeepsCopy(L.Callback):

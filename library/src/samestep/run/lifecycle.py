@@ -34,7 +34,7 @@ from samestep.ranks.stopping import Interrupted, Stopped
 from samestep.run import lock, manifest, provenance, record, wall_time
 from samestep.run.changes import config_digest, find_changes, show_change
 from samestep.run.checkpoint import find_valid, unusable
-from samestep.run.copies import KeepsCopy
+from samestep.run.copies import KeepsCopy, fetch_newest, replicate
 from samestep.run.files import (
     quarantine,
     read_bytes,
@@ -45,7 +45,6 @@ from samestep.run.files import (
 )
 from samestep.run.layout import BEST, LAST, RECORDS, shorten
 from samestep.run.metrics import read_final_metrics, why_damaged
-from samestep.run.replication import fetch_newest, replicate
 from samestep.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -86,15 +85,14 @@ def begin(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] = ()) -> S
         argv: the command line, for the records.
         copies: the callbacks that keep copies of the run.
     """
-    if not is_shared(spec.run_dir):
-        if spec.is_fsdp:
-            raise ConfigError(
-                f"run_dir={spec.run_dir}: is not shared between the nodes, and with "
-                f"{setting('strategy', 'fsdp')} each rank writes a part of a checkpoint; use a "
-                f"shared directory, or {setting('strategy', 'ddp')}"
-            )
-        with wall_time.spend(wall_time.SEARCH):
-            fetch_newest(spec)
+    if spec.is_fsdp and not is_shared(spec.run_dir):
+        raise ConfigError(
+            f"run_dir={spec.run_dir}: is not shared between the nodes, and with "
+            f"{setting('strategy', 'fsdp')} each rank writes a part of a checkpoint; use a "
+            f"shared directory, or {setting('strategy', 'ddp')}"
+        )
+    with wall_time.spend(wall_time.SEARCH):
+        fetch_newest(spec)
     start = on_rank_zero(open_directory, spec, argv, copies)
     if start.ckpt_path is None:
         return start

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import struct
 from collections.abc import Iterable
 from contextlib import suppress
@@ -33,7 +34,7 @@ class Manifest(NamedTuple):
     best_step: int | None  # of the best checkpoint, when this one was saved
     saved: str  # the time in UTC, which distinguishes two saves of one step
     sha256: str = ""
-    shards: str | None = None  # the folder with the tensors of a sharded model; see run/shards.py
+    shards: str | None = None  # the folder with the parts of the ranks; see plugins/shards.py
     # saved by the run between two steps, and not by a callback or script at any moment
     is_of_run: bool = True
 
@@ -181,6 +182,17 @@ def find_checkpoints(folder: Path) -> list[Path]:
 def read_all(paths: Iterable[Path]) -> list[Manifest]:
     """The manifests of those files that have one."""
     return list(filter(None, map(read, paths)))
+
+
+def prune(folder: Path) -> None:
+    """Remove the shards that no checkpoint in ``folder`` names.
+
+    On rank zero only, and never while a checkpoint is written: its shards have no name there yet.
+    """
+    named = {own.shards for own in read_all(find_checkpoints(folder))}
+    for path in folder.glob("shards-*"):
+        if path.name not in named:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def tested_checkpoint(run_dir: Path) -> str:

@@ -116,7 +116,7 @@ def find_unloadable(model: L.LightningModule, checkpoint: dict[str, Any]) -> str
     misfits = find_misfits(checkpoint.get("state_dict", {}), model)
     # Code that may mend it gets the benefit of the doubt: to reject what works is worse than to be
     # late.
-    certain = (why for key, why in misfits if not compat.has_own_loading(model, key))
+    certain = (why for key, why in misfits if not has_own_loading(model, key))
     misfit = next(certain, None)
     if misfit is None:
         return None
@@ -160,3 +160,24 @@ def condense(text: str) -> str:
     """The reasons in an error of torch, without its line breaks."""
     _, _, reasons = text.partition("\n")
     return " ".join(reasons.split()).rstrip(".")
+
+
+def has_own_loading(model: nn.Module, key: str) -> bool:
+    """Whether code outside of torch takes part in loading this key of a ``state_dict``.
+
+    torch 2.15 says in no public attribute which hooks a module has.
+    """
+    if any(part._load_state_dict_post_hooks for part in model.modules()):
+        return True
+    # What loads a module can change what its parts find.
+    part: nn.Module | None = model
+    for child in key.split("."):
+        if part is None:
+            break
+        if part._load_state_dict_pre_hooks:
+            return True
+        for name in ("load_state_dict", "_load_from_state_dict", "set_extra_state"):
+            if not getattr(part, name).__module__.startswith("torch."):
+                return True
+        part = dict(part.named_children()).get(child)
+    return False

@@ -20,8 +20,9 @@ from torch.distributed import FileStore
 from library.tests.kit import make_spec
 from library.tests.programs import PATIENCE_S
 from samestep.errors import ConfigError, RunError
+from samestep.plugins import replication
 from samestep.ranks import collectives, meeting
-from samestep.run import lifecycle, replication
+from samestep.run import copies, lifecycle
 from samestep.run.changes import config_digest
 from samestep.run.checkpoint import (
     AtomicCheckpointIO,
@@ -188,7 +189,7 @@ def test_each_node_gets_what_is_saved_while_the_run_trains(tmp_path: Path):
                 AtomicCheckpointIO().save_checkpoint({**content, "best_step": min(step, 20)}, last)
                 if step == 20:
                     link_file(last, best)
-            replication.replicate(spec.run_dir, names)
+            copies.replicate(spec.run_dir, names)
 
     play(tmp_path, scenario)
     here, there = (run_dir_of(tmp_path, node) / "checkpoints" for node in (0, 1))

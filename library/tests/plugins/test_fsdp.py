@@ -30,9 +30,10 @@ from library.tests.kit import (
 from samestep import Trainer
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
+from samestep.plugins import shards
+from samestep.plugins.fsdp import blocks_of
 from samestep.ranks import collectives, environment, strategies
-from samestep.ranks.sharded import blocks_of
-from samestep.run import checkpoint, lifecycle, manifest, shards
+from samestep.run import checkpoint, lifecycle, manifest
 from samestep.run.checkpoint import (
     PREVIOUS,
     AtomicCheckpointIO,
@@ -265,8 +266,8 @@ def test_a_reader_takes_the_new_checkpoint_if_the_run_removes_the_shards_of_the_
         tensors = {"w": torch.empty(2, device="meta")}
         content = {"global_step": step, "state_dict": tensors, "sharded": {"/state_dict/w": 0}}
         part = {"/state_dict/w": torch.full([2], float(step))}
-        AtomicCheckpointIO().save_shard(content, part, path)
-        shards.prune(path.parent)
+        shards.save(AtomicCheckpointIO(), content, part, path)
+        manifest.prune(path.parent)
 
     def then_saves(function: Any) -> Any:
         def call(*arguments: Any) -> Any:

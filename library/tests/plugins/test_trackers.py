@@ -4,15 +4,19 @@ import csv
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from library.tests.kit import fit
 from library.tests.programs import run
 from library.tests.test_loggers import read_wandb
+from samestep import plugin
+from samestep.plugins.trackers import Trackers
 from samestep.run import record
+from samestep.tracker import NullLogger
 
 SCRIPT = """
 import os, signal, sys
@@ -170,3 +174,26 @@ def test_a_second_fit_in_one_process_repeats_no_step(tmp_path: Path):
         steps_of_tensorboard(tmp_path / "tb" / folder),
     ):
         assert [step for step, _ in found["train_loss"]] == list(range(8))
+
+
+class Elsewhere(Logger):
+    """Of a third party."""
+
+    name = version = "elsewhere"
+
+    def log_metrics(self, metrics, step=None):
+        pass
+
+    log_hyperparams = log_metrics
+
+
+def test_the_plug_in_of_a_logger_is_found_by_its_class(tmp_path: Path, monkeypatch):
+    known = plugin.Loggers()
+    other = SimpleNamespace(
+        loggers=lambda given, run_dir: known if isinstance(given[0], Elsewhere) else None
+    )
+    monkeypatch.setattr(plugin, "load", lambda named: [other])
+    assert plugin.loggers_of([NullLogger("")], tmp_path) == []
+    assert plugin.loggers_of([Elsewhere()], tmp_path) == [known]
+    (own,) = plugin.loggers_of([NullLogger(""), CSVLogger(tmp_path)], tmp_path)
+    assert isinstance(own, Trackers)

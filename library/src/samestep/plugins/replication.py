@@ -1,4 +1,4 @@
-"""Checkpoints for nodes that do not share the run directory.
+"""Checkpoints for nodes that do not share the run directory; ``run.copies`` loads this plug-in.
 
 Rank zero writes the run directory. On a shared disk the other nodes see it there. Otherwise each
 node has a directory ``runs/<run_id>`` of its own, and its first rank keeps a copy of each
@@ -17,7 +17,6 @@ import torch
 
 from samestep.errors import ConfigError
 from samestep.ranks import collectives, environment
-from samestep.ranks.meeting import is_shared
 from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_rank_zero
 from samestep.run import lock, manifest, record
 from samestep.run.changes import find_changes
@@ -82,10 +81,8 @@ def find_here(spec: RunSpec) -> tuple[tuple[int, str], str]:
 def replicate(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
     """Give the records and these checkpoints of rank ``source`` to each node that lacks them.
 
-    Every rank must call this. Nothing happens where all nodes see one directory.
+    Every rank must call this.
     """
-    if is_shared(run_dir):
-        return
     offer = Offer({}, [])
     if environment.rank() == source:
         offer = make_offer(run_dir, names)

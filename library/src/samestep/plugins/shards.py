@@ -7,11 +7,12 @@ checkpoints/
 
 The folder is written first, so a visible checkpoint always has its tensors. Its name is never used
 again. A folder that no checkpoint names is left over, from a save that was killed or a checkpoint
-that was removed, and ``prune`` removes it. No shard contains pickled code, and ``unzip -z`` shows
-its manifest.
+that was removed, and ``manifest.prune`` removes it. No shard contains pickled code, and
+``unzip -z`` shows its manifest.
 """
 
-import shutil
+import io
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.ranks.sharded import map_tensors, part_of
-from samestep.run import manifest
+from samestep.ranks import environment
+from samestep.ranks.process_group import broadcast, gather, on_all_ranks
+from samestep.run.checkpoint import (
+    Assemble,
+    AtomicCheckpointIO,
+    PendingSave,
+    map_tensors,
+    open_target,
+    write,
+    write_atomic,
+)
 
-Assemble = Callable[[Tensor, int, Callable[[int, int], Tensor]], Tensor]
-"""Makes a tensor, given an empty one of its shape (on the device meta), the dimension in which it
-was cut, and a function that reads a range of that dimension."""
+
+def save(
+    checkpoint_io: AtomicCheckpointIO,
+    checkpoint: dict[str, Any],
+    tensors: dict[str, Tensor],
+    path: str | Path,
+) -> None:
+    """Write a sharded checkpoint: first each rank its tensors, then rank zero the rest.
+
+    With ``in_background`` a thread writes the tensors, and ``commit`` the rest. Every rank must
+    call ``commit`` before the next save.
+    """
+    path, rank = Path(path), environment.rank()
+    step, num_ranks = checkpoint["global_step"], environment.world_size()
+    # Never the same name twice: a save that fails must not damage the shards of another one.
+    name = broadcast(f"shards-{step}-{num_ranks}-{secrets.token_hex(4)}")
+    rest = checkpoint | {"shards": name}
+    if checkpoint_io.dry_run:
+        if rank == 0:
+            checkpoint_io.save_checkpoint(rest, path)
+        return
+    is_of_run = checkpoint_io.check_place(path)
+    target = path.parent / name / f"{rank}.shard"
+    content = {"tensors": tensors, "global_step": step, "shards": f"{name}/{target.name}"}
+    known = checkpoint_io.read_record(path)
+    # Now, as the training goes on while the thread writes. The rest is small.
+    file = io.BytesIO()
+    if rank == 0:
+        write(checkpoint_io.examine(rest), file, known, is_of_run=is_of_run)
+
+    def write_rest() -> None:
+        if rank == 0:
+            with open_target(path, is_of_run=is_of_run) as target:
+                target.write(file.getvalue())
+
+    # All ranks do the same: the rest names the shards, so it must not exist before all of them do.
+    num_ranks = environment.local_world_size()
+    if checkpoint_io.in_background and all(gather(checkpoint_io.has_room(content, num_ranks))):
+        written = checkpoint_io.start(content, target, known)
+        checkpoint_io.pending = PendingSave(written, write_rest)
+    else:
+        on_all_ranks(write_atomic, content, target, known)
+        write_rest()
 
 
 class ShardReader:
@@ -93,18 +143,13 @@ def fill(
     return filled
 
 
+def part_of(length: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Where the part of a rank begins and ends in a dimension, as ``torch.chunk`` cuts it."""
+    size = -(-length // world_size)  # rounded up
+    # The last ranks may have less, or nothing.
+    return min(rank * size, length), min((rank + 1) * size, length)
+
+
 def assemble_whole(tensor: Tensor, dim: int, read: Callable[[int, int], Tensor]) -> Tensor:
     """The whole tensor, on every rank."""
     return read(0, tensor.shape[dim]) if dim >= 0 else tensor
-
-
-def prune(folder: Path) -> None:
-    """Remove the shards that no checkpoint in ``folder`` names.
-
-    On rank zero only, and never while a checkpoint is written: its shards have no name there yet.
-    """
-    checkpoints = manifest.read_all(manifest.find_checkpoints(folder))
-    named = {own.shards for own in checkpoints}
-    for path in folder.glob("shards-*"):
-        if path.name not in named:
-            shutil.rmtree(path, ignore_errors=True)

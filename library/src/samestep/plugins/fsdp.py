@@ -1,22 +1,29 @@
-"""FSDP2: weights, gradients and optimizer state are distributed over all ranks."""
+"""FSDP2: weights, gradients and optimizer state are distributed over all ranks.
+
+The plug-in of ``strategy="fsdp"``.
+"""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, callbacks
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.optim import Optimizer
 
 from samestep.errors import ConfigError
 from samestep.option_names import setting
+from samestep.plugins import shards
 from samestep.ranks import collectives, environment
+from samestep.ranks.gradients import parameters_of
+from samestep.ranks.strategies import class_of
+from samestep.run.checkpoint import map_tensors
 
 LISTS = (nn.ModuleList, nn.Sequential)  # their items are blocks of a model
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -30,6 +37,7 @@ class ShardedStrategy(ModelParallelStrategy):
     can resume from a checkpoint on any number of ranks, and with any strategy.
     """
 
+    is_sharded = True
     # Lightning's strategy leaves the optimizers, and the order of restoring, to torch's distributed
     # checkpoints. Ours are Lightning's own, so all of this is as in other strategies.
     lightning_restore_optimizer = True
@@ -53,6 +61,12 @@ class ShardedStrategy(ModelParallelStrategy):
                 f"gradients on CPUs; use {setting('strategy', 'ddp')}, a newer torch, or GPUs"
             )
         module: Any = self.lightning_module
+        for callback in module.trainer.callbacks:
+            if averages_weights(callback):
+                raise ConfigError(
+                    f"callbacks: {type(callback).__name__} is not supported with "
+                    f"{setting('strategy', 'fsdp')}: torch cannot copy a sharded model; use ddp"
+                )
         checkpoint_io: Any = self.checkpoint_io
         # Any number of ranks may have written the checkpoint. It is read part by part, because the
         # whole model may not fit into the memory of one rank.
@@ -68,6 +82,17 @@ class ShardedStrategy(ModelParallelStrategy):
             materialize(module, self.root_device)
 
         module.configure_model = configure_and_shard
+
+    def model_to_device(self) -> None:
+        """Move what is elsewhere, and leave a module alone that is there.
+
+        To move a sharded weight, torch 2.15 swaps it with another one, and raises if anything has a
+        weak reference to it, as the heap has after a fit.
+        """
+        assert self.lightning_module is not None
+        tensors = chain(self.lightning_module.parameters(), self.lightning_module.buffers())
+        if any(tensor.device != self.root_device for tensor in tensors):
+            super().model_to_device()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Free the weights after the step: no backward pass does it here."""
@@ -117,7 +142,7 @@ class ShardedStrategy(ModelParallelStrategy):
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
         checkpoint = map_tensors(checkpoint, cut) | {"sharded": dims}
-        checkpoint_io.save_shard(checkpoint, part, self.broadcast(filepath))
+        shards.save(checkpoint_io, checkpoint, part, self.broadcast(filepath))
 
     def _check_mesh(self, path: str, tensor: DTensor) -> None:
         """Raise a ConfigError if a tensor is not distributed over all ranks, once."""
@@ -140,7 +165,7 @@ class ShardedStrategy(ModelParallelStrategy):
         if dim < 0:
             local = tensor.to(self.root_device)
             return DTensor.from_local(local, mesh, [Replicate()], run_check=False)
-        start, end = part_of(tensor.shape[dim], self.global_rank, self.world_size)
+        start, end = shards.part_of(tensor.shape[dim], self.global_rank, self.world_size)
         return DTensor.from_local(
             read(start, end).to(self.root_device),
             mesh,
@@ -169,6 +194,30 @@ class ShardedStrategy(ModelParallelStrategy):
                 for name, value in state.items():
                     state[name] = shard_like(value, parameter)
         Strategy.load_optimizer_state_dict(self, checkpoint)
+
+    def forget_sharding(self) -> None:
+        """Make the module an ordinary one, in a fork; its weights must be gathered.
+
+        torch 2.15 has no public way back: the hooks would gather the weights again, together with
+        the other ranks. Only the loss check needs it, which reports an error as "not checked".
+        """
+        assert self.lightning_module is not None
+        for part in [*self.lightning_module.modules()]:
+            if not isinstance(part, FSDPModule):
+                continue
+            state: Any = part._get_fsdp_state()
+            state._pre_forward_hook_handle.remove()
+            state._post_forward_hook_handle.remove()
+            # The methods that count as forward passes are wrapped.
+            for name in STEPS:
+                vars(part).pop(name, None)
+            part.__class__ = class_of(part)
+
+
+def averages_weights(callback: object) -> bool:
+    """Whether a callback is a WeightAveraging, which Lightning has since 2.6."""
+    kind: type | None = getattr(callbacks, "WeightAveraging", None)
+    return kind is not None and isinstance(callback, kind)
 
 
 def shard(module: LightningModule, mesh: DeviceMesh) -> None:
@@ -288,30 +337,6 @@ def local_part(tensor: DTensor) -> Tensor:
     return local.clone() if is_padded else local
 
 
-def map_tensors(value: Any, function: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
-    """Copy a tree of dictionaries and lists, with ``function`` of each tensor and its path."""
-    if isinstance(value, dict):
-        # With the versions that a state_dict has as an attribute.
-        copied = copy.copy(value)
-        for key, item in value.items():
-            copied[key] = map_tensors(item, function, f"{path}/{key}")
-        return copied
-    # Not a named tuple, which takes its items as separate arguments.
-    if type(value) in (list, tuple):
-        items = (map_tensors(item, function, f"{path}/{i}") for i, item in enumerate(value))
-        return type(value)(items)
-    if isinstance(value, Tensor):
-        return function(path, value)
-    return value
-
-
-def part_of(length: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Where the part of a rank begins and ends in a dimension, as ``torch.chunk`` cuts it."""
-    size = -(-length // world_size)  # rounded up
-    # The last ranks may have less, or nothing.
-    return min(rank * size, length), min((rank + 1) * size, length)
-
-
 def shard_like(value: Any, target: Any) -> Any:
     """Shard a whole tensor as ``target``, if they have the same shape; return others unchanged."""
     is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
@@ -323,17 +348,3 @@ def shard_like(value: Any, target: Any) -> Any:
     whole = value.to(target.device)
     # Every rank has read all of it, so none must send it to the others.
     return distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
-
-
-def parameters_of(optimizer: Optimizer) -> list[Any]:
-    """The parameters of an optimizer, in the order in which its state counts them."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def class_of(thing: object) -> type:
-    """The class of an object as its author wrote it."""
-    kind = type(thing)
-    if not isinstance(thing, FSDPModule):
-        return kind
-    # fully_shard has made a class of FSDPModule and the author's.
-    return kind.__mro__[2]
