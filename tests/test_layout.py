@@ -295,6 +295,7 @@ PATCHES = [
         "ranks/starting.py",
         "loops.py",
         "plugins/fast_step.py",
+        "plugins/wall_time.py",
         "node/torch_agent.py",
     )
 ]

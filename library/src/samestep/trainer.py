@@ -38,9 +38,7 @@ from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState, find_deciders
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_state import RunState
-from samestep.callbacks.run_stats import RunStats
 from samestep.callbacks.slice_weighting import SliceWeighting
-from samestep.callbacks.slow_ranks import SlowRanks
 from samestep.callbacks.stand_ins import StandIns
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
@@ -64,7 +62,7 @@ from samestep.ranks import (
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact_values
 from samestep.ranks.sharded import ShardedStrategy
-from samestep.run import checkpoint, lifecycle, record, wall_time, weights
+from samestep.run import checkpoint, lifecycle, phases, record, weights
 from samestep.run.checkpoint import AtomicCheckpointIO, read_without_tensors
 from samestep.run.copies import KeepsCopy
 from samestep.run.history import History
@@ -199,7 +197,7 @@ class Trainer(L.Trainer):
             run_dirs.hand_on()
             device_option.name_to_ranks(devices)
             starting.become_agent(program, num_processes, run_id=self.spec.run_id)
-        wall_time.begin()
+        phases.switch(phases.START)
         # Not before: the process of the agent is no rank, and rank zero prints the notes.
         arguments.note_unused(unused)
         arguments.place_callbacks(own, run_dir)
@@ -279,14 +277,15 @@ class Trainer(L.Trainer):
         model = compat.unwrap_compiled(model)
         self._module = model
         self._was_finished = False
-        wall_time.begin()
+        phases.switch(phases.START)
         self._take_new_limits()
         with self._session():
             self._check_before_run(model, train_dataloaders, datamodule)
             ckpt_path = None
             if not self.spec.saves_nothing:
                 argv = [*(self.spec.command or sys.argv)]
-                start = lifecycle.begin(self.spec, argv, compat.callbacks_of(self, KeepsCopy))
+                copies = compat.callbacks_of(self, KeepsCopy)
+                start = lifecycle.begin(self.spec, argv, copies, plugin.find("note_start"))
                 if start.finished:
                     self._leave_alone()
                     return
@@ -301,7 +300,6 @@ class Trainer(L.Trainer):
                 if not self.spec.saves_nothing:
                     self._begin_logs(ckpt_path)
                 self._has_trained = True
-                compat.on_compiling(wall_time.begin_compile, wall_time.end_compile)
                 with (
                     fit_checks.already_set_up(datamodule),
                     notices.watching(self._ask_for_notice),
@@ -381,7 +379,7 @@ class Trainer(L.Trainer):
                 run_dirs.check_same(self.spec.run_dir)
                 yield
         finally:
-            wall_time.end()
+            phases.switch(phases.OUTSIDE)
             # Lightning tears down no callback after an error, which a notebook survives.
             if not environment.under_torchrun():
                 for watchdog in compat.callbacks_of(self, Watchdog):
@@ -549,7 +547,7 @@ class Trainer(L.Trainer):
             given["ckpt_path"] = self._find_checkpoint(asked, given["model"])
             self._history.read(record.read(self.spec.run_dir))
         stage = function.__name__
-        with self._logging_once(stage), wall_time.spend(wall_time.VALIDATION):
+        with self._logging_once(stage), phases.spend(phases.VALIDATION):
             results = function(**given)
         if self.is_global_zero and not self.spec.saves_nothing:
             resumed_loggers.note_evaluation(self.spec.run_dir, stage)
@@ -674,12 +672,7 @@ def callbacks_of_run(
     if environment.world_size() > 1 or accumulates or spec.split_batches:
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
         callbacks.append(LossCheck(spec.allow))
-    if environment.world_size() > 1:
-        waits_in_forward = spec.is_fsdp or spec.sync_batchnorm
-        run_dir = None if spec.saves_nothing else spec.run_dir
-        callbacks.append(SlowRanks(run_dir, waits_in_forward=waits_in_forward))
-    callbacks += [HparamsOnResume(), RunStats(), SameSubsets(), SameWeights()]
-    callbacks.append(MonitorCheck(monitors))
+    callbacks += [HparamsOnResume(), SameSubsets(), SameWeights(), MonitorCheck(monitors)]
     return [*callbacks, *plugin.callbacks_of(spec), *chosen, Objects(), RunState()]
 
 

@@ -728,22 +728,6 @@ def backends_of_groups() -> list[Any]:
     return backends
 
 
-def on_compiling(begin: Callable[..., None], end: Callable[..., None]) -> None:
-    """Call ``begin`` before torch compiles something, and ``end`` afterwards.
-
-    torch has no public name for it. 2.6 calls them without arguments, later versions with one.
-    """
-    # Importing it takes a second, which only a model that is compiled should cost.
-    if "torch._dynamo" not in sys.modules:
-        return
-    from torch._dynamo.callback import callback_handler
-
-    # ``torch.compiler.reset`` forgets them, so they are registered again for each run.
-    if begin not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(begin)
-        callback_handler.register_end_callback(end)
-
-
 def leave_ranks() -> None:
     """Forget the process group in a fork, whose connections belong to the parent; torch 2.15."""
     from torch import distributed as dist
