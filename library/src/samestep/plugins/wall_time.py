@@ -120,8 +120,8 @@ class Clock:
         if self._waits:
             self._is_repeated = self.step < self._repeats_until
         # Whatever steps wait for that are repeated, they are the price of the interruption.
-        is_of_step = self._waits or cause == TRAINING
-        self._cause = REPEATED if is_of_step and self._is_repeated else cause
+        is_price = self._is_repeated and cause in (DATA, TRAINING)
+        self._cause = REPEATED if is_price else cause
 
     def count_step(self, step: int) -> None:
         """Note how many optimizer steps the run has taken."""
@@ -236,18 +236,18 @@ def current() -> Clock:
 def observe(before: str, phase: str) -> None:
     """Count what comes under the cause of this phase."""
     clock = current()
-    # One that this process has trained has ended where it begins another one.
-    if phase == START and before == OUTSIDE and clock.run_dir is not None:
+    if phase in (OUTSIDE, AWAY):
+        # The process has its devices until it ends, and a script may test the run. But a notebook
+        # may be open for days, and so may one in which a run was rejected.
+        clock.switch(STOPPING)
+        if phase == AWAY or is_interactive():
+            clock.close()
+        return
+    # The run that this process has trained ends where the next one begins.
+    if before == OUTSIDE and phase == START and clock.run_dir is not None:
         clock.close()
         clock = current()
-    if phase not in (OUTSIDE, AWAY):
-        clock.switch(phase)
-        return
-    # The process has its devices until it ends, and a script may test the run. But a notebook may
-    # be open for days, and so may one in which a run was rejected.
-    clock.switch(STOPPING)
-    if phase == AWAY or is_interactive():
-        clock.close()
+    clock.switch(phase)
 
 
 phases.observers.append(observe)
