@@ -297,6 +297,7 @@ PATCHES = [
         "plugins/forked.py",
         "plugins/monitor_check.py",
         "plugins/step_probe.py",
+        "plugins/wall_time.py",
         "node/torch_agent.py",
         "plugins/fast_step.py",
         "plugins/fsdp.py",

@@ -21,8 +21,8 @@ from labs.bench import measure
 from labs.bench.measure import ROOT, Row
 from labs.bench.rows import all_rows
 from labs.command import make_parser
+from samestep.plugins.provenance import machine_info
 from samestep.ranks import process
-from samestep.run.provenance import machine_info
 
 PAGE = ROOT / "labs/bench/results.md"
 RESULTS = ROOT / "runs" / "bench.json"

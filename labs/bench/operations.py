@@ -49,7 +49,7 @@ CALLERS = {
     "automatic.py:from_training_step_output": "copy of the loss for callbacks",
     "samestep/callbacks/loss_guard.py": "LossGuard",
     "samestep/plugins/receipts.py": "Receipts",
-    "samestep/callbacks/run_stats.py": "RunStats",
+    "samestep/plugins/run_stats.py": "RunStats",
     "samestep/callbacks": "other callbacks",
     "samestep/metrics.py": "EpochMean",
     "samestep/loops.py:closure": REST,

@@ -26,9 +26,10 @@ from filelock import FileLock
 from labs.faults import store
 from library.tests import etcd_server, pods
 from library.tests.programs import PATIENCE_S
-from samestep.ranks.process_table import descendants_of
+from samestep.plugins.time_file import read_starts
 from samestep.report.wall_time import account_of
-from samestep.run import record, wall_time
+from samestep.run import record
+from samestep.verify.process_tree import descendants_of
 from tests.conftest import ROOT, environment, final_metrics, free_port, run_ranks
 from tests.project.test_train import history
 
@@ -392,7 +393,7 @@ def wrong_account(run_dir: Path, records: Path, launched: list[float]) -> str:
     # When the results are written. Python takes seconds to end then, in which no thread runs.
     ended = (run_dir / "metrics.json").stat().st_mtime
     known = record.read(run_dir)
-    starts = wall_time.read_starts(run_dir, known.starts)
+    starts = read_starts(run_dir, known.starts)
     if len(starts) != len(launched):
         return f"{len(starts)} accounts of {len(launched)} attempts"
     # In the order in which they were done; the name ends with step and rank.

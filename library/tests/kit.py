@@ -26,10 +26,9 @@ from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.objects import Objects
 from samestep.callbacks.watchdog import Watchdog
 from samestep.metrics import EpochMean
-from samestep.plugins import preflight
+from samestep.plugins import preflight, provenance
 from samestep.plugins import receipt_files as receipts
 from samestep.ranks import stopping
-from samestep.run import provenance
 from samestep.run.checkpoint import load
 from samestep.run_spec import RunSpec
 

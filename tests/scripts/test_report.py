@@ -17,9 +17,10 @@ import pytest
 
 from library.tests.programs import PATIENCE_S
 from library.tests.report.fake import make_run
+from samestep.plugins import time_file
 from samestep.report import live, page
 from samestep.report.estimates import estimate_mean
-from samestep.run import record, wall_time
+from samestep.run import record
 from tests.conftest import NO_PICTURES, QUICK, final_metrics, run
 
 CHROMIUM = shutil.which("chromium")
@@ -193,8 +194,8 @@ addEventListener("load", async () => {
 def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_path: Path, width):
     key = "callbacks.checkpoints.every_n_train_steps"
     run_dir = make_run(tmp_path / "one", overridden={key: "the command line"})
-    seconds = dict.fromkeys(wall_time.CAUSES, 1.0)
-    spent = wall_time.Start(
+    seconds = dict.fromkeys(time_file.CAUSES, 1.0)
+    spent = time_file.Start(
         began=0.0, away=0.0, first_step=0, step=30, device="cpu", num_ranks=1, seconds=seconds
     )
     start = {**record.read(run_dir).start, "spent": spent._asdict()}

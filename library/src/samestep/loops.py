@@ -54,7 +54,7 @@ from samestep.plugin import Plugin
 from samestep.ranks import epoch_logs, process_group, stopping
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.process_group import on_rank_zero
-from samestep.run import wall_time
+from samestep.run import phases
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def install(trainer: L.Trainer) -> None:
         kind = each.epoch_loop(kind)
     loop.epoch_loop = kind(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
     validate = loop.epoch_loop.val_loop.run
-    loop.epoch_loop.val_loop.run = wall_time.spend(wall_time.VALIDATION)(validate)  # type: ignore[method-assign]
+    loop.epoch_loop.val_loop.run = phases.spend(phases.VALIDATION)(validate)  # type: ignore[method-assign]
     trainer.fit_loop = loop
     trainer.test_loop = TestLoop(
         trainer,
@@ -412,7 +412,6 @@ class FitLoop(_FitLoop):
             # the number of the epoch and its length.
             for bar in callbacks_of(self.trainer, TQDMProgressBar):
                 bar.on_train_epoch_start(self.trainer)
-        self.clock = wall_time.current()
         for ranks in callbacks_of(self.trainer, RankState):
             ranks.begin(self.trainer, self.trainer.lightning_module)
         self.objects.begin(self.trainer)
@@ -457,11 +456,11 @@ class FitLoop(_FitLoop):
             each.on_batch_read(self.trainer, self.epoch_loop.batch_progress.current.ready, batch)
 
     def _wait_for_batch(self, read: Callable[[], Any]) -> Any:
-        next_cause = self.clock.wait_for_batch()
+        phases.switch(phases.DATA)
         try:
             return read()
         finally:
-            self.clock.take_batch(next_cause)
+            phases.switch(phases.TRAINING)
 
     def _rehearse(self, stopped: stopping.Stopped) -> None:
         """Let the next step be computed before this process ends, for nothing but its receipt.
@@ -516,7 +515,7 @@ class FitLoop(_FitLoop):
         try:
             super().run()
         finally:
-            wall_time.current().switch(wall_time.STOPPING)
+            phases.switch(phases.STOPPING)
 
     def on_advance_end(self) -> None:
         """End the epoch, then save it: hooks, schedules, logs and counters are through."""
@@ -552,7 +551,6 @@ class EpochLoop(_TrainingEpochLoop):
         super().on_run_start(data_fetcher)
         # Lightning takes one batch per step for granted.
         data_fetcher.fetched = self.trainer.fit_loop.resume.batch
-        self._clock = wall_time.current()
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
@@ -566,11 +564,6 @@ class EpochLoop(_TrainingEpochLoop):
     def train_on_next(self, data_fetcher: Any) -> None:
         """Train as Lightning does; a plug-in may have a shorter way."""
         super().advance(data_fetcher)
-
-    def on_advance_end(self, data_fetcher: Any) -> None:
-        """Count the step, and validate, if it is time for it."""
-        self._clock.count_step(self.trainer.global_step)
-        super().on_advance_end(data_fetcher)
 
     def _broadcast_sigterm_tensor(self) -> None:
         """No-op: ``FitLoop.read_and_agree`` replaces Lightning's broadcast in each step."""

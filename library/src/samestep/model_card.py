@@ -13,6 +13,7 @@ import yaml
 from omegaconf import DictConfig
 
 from samestep.hydra.saved_run import read_saved_config
+from samestep.plugins.provenance import packages_of
 from samestep.ranks.secrets import redact
 from samestep.run import manifest, record
 from samestep.run.metrics import is_of_test, read_final_metrics
@@ -76,7 +77,7 @@ def write_card(
     names = "x"
     if len(inputs) > 1:
         names = ", ".join(f"x{number}" for number in range(len(inputs)))
-    packages = known.packages
+    packages = packages_of(known)
     versions = [f"{name} {packages[name]}" for name in ("lightning", "torch") if name in packages]
     front = front_matter(cfg, metrics, class_names, licence, inputs)
     return PAGE.format(

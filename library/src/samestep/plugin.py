@@ -6,6 +6,8 @@ A plug-in is a module, or an object, that has some of these functions:
   that Lightning's callbacks have not.
 - ``before_meeting(accelerator)``: called on each rank before it meets the others.
 - ``before_run(spec, model, data)``: called on each rank before anything is written.
+- ``note_start(spec, starts, first_step)``: adds facts to the newest of the starts in ``run.json``,
+  on rank zero, when a run begins or continues.
 - ``epoch_loop(kind)``: the class of the loop over an epoch, one that inherits from ``kind``.
 - ``change(given)``: the arguments of ``samestep.Trainer``, ``Given``, as it wants them.
 - ``loggers(given, run_dir)``: ``Loggers`` for those loggers of a run that it knows, or None.
@@ -19,6 +21,7 @@ and the variable ``SAMESTEP_PLUGIN`` names one more, for one program.
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
@@ -33,12 +36,14 @@ from samestep.run_spec import RunSpec
 
 GROUP = "samestep.plugins"
 OF_EVERY_RUN = (
-    "samestep.plugins.compiled_code", "samestep.plugins.divided_batches",
-    "samestep.plugins.fast_step", "samestep.plugins.loss_check", "samestep.plugins.monitor_check",
-    "samestep.plugins.needed_names", "samestep.plugins.notices", "samestep.plugins.preflight",
-    "samestep.plugins.receipts",
+    "fast_step", "needed_names", "preflight", "compiled_code", "divided_batches", "loss_check",
+    "monitor_check", "notices", "provenance", "wall_time", "slow_ranks", "run_stats", "save_time",
+    "receipts",
 )  # fmt: skip
-"""Each decides itself whether it has something to do in a run."""
+"""Those of this library, in the order in which they act; each decides itself whether it does.
+
+What the first ones do before a step is no time of the step, which those behind them measure.
+"""
 OF_LOGGERS = {
     f"lightning.pytorch.loggers.{module}": "samestep.plugins.trackers"
     for module in ("csv_logs", "mlflow", "tensorboard", "wandb")
@@ -70,6 +75,15 @@ class Plugin(L.Callback):
             trainer: of the run.
             batch_idx: the number of the batch in its epoch, from 0.
             batch: what the loader has given; None where ``training_step`` reads for itself.
+        """
+
+    def on_saved(self, trainer: Any, began: float, writer: "Future[Any] | None") -> None:
+        """Called when a checkpoint of the run is saved.
+
+        Args:
+            trainer: of the run.
+            began: when the save did, by ``time.monotonic``.
+            writer: the thread that still writes it; None if it is written.
         """
 
     def on_step_rehearsed(self, trainer: Any) -> None:
@@ -139,7 +153,7 @@ def load(named: str | None) -> list[Any]:
     Raises:
         ConfigError: if one cannot be imported.
     """
-    values = [*OF_EVERY_RUN, *([named] if named else [])]
+    values = [f"{GROUP}.{name}" for name in OF_EVERY_RUN] + ([named] if named else [])
     entries = [metadata.EntryPoint(value, value, GROUP) for value in values]
     loaded = []
     for entry in [*entries, *metadata.entry_points(group=GROUP)]:

@@ -37,9 +37,7 @@ from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState, find_deciders
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_state import RunState
-from samestep.callbacks.run_stats import RunStats
 from samestep.callbacks.slice_weighting import SliceWeighting
-from samestep.callbacks.slow_ranks import SlowRanks
 from samestep.callbacks.stand_ins import StandIns
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
@@ -63,7 +61,7 @@ from samestep.ranks import (
 )
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact_values
-from samestep.run import checkpoint, lifecycle, record, wall_time, weights
+from samestep.run import checkpoint, lifecycle, phases, record, weights
 from samestep.run.checkpoint import AtomicCheckpointIO, read_without_tensors
 from samestep.run.copies import KeepsCopy
 from samestep.run.history import History
@@ -199,7 +197,7 @@ class Trainer(L.Trainer):
             run_dirs.hand_on()
             device_option.name_to_ranks(devices)
             starting.become_agent(program, num_processes, run_id=self.spec.run_id)
-        wall_time.begin()
+        phases.switch(phases.START)
         # Not before: the process of the agent is no rank, and rank zero prints the notes.
         arguments.note_unused(unused)
         arguments.place_callbacks(own, run_dir)
@@ -278,14 +276,15 @@ class Trainer(L.Trainer):
         model = fit_checks.unwrap_compiled(model)
         self._module = model
         self._was_finished = False
-        wall_time.begin()
+        phases.switch(phases.START)
         self._take_new_limits()
         with self._session():
             self._check_before_run(model, train_dataloaders, datamodule)
             ckpt_path = None
             if not self.spec.saves_nothing:
                 argv = [*(self.spec.command or sys.argv)]
-                start = lifecycle.begin(self.spec, argv, compat.callbacks_of(self, KeepsCopy))
+                copies = compat.callbacks_of(self, KeepsCopy)
+                start = lifecycle.begin(self.spec, argv, copies, plugin.find("note_start"))
                 if start.finished:
                     self._leave_alone()
                     return
@@ -300,7 +299,6 @@ class Trainer(L.Trainer):
                 if not self.spec.saves_nothing:
                     self._begin_logs(ckpt_path)
                 self._has_trained = True
-                compat.on_compiling(wall_time.begin_compile, wall_time.end_compile)
                 with fit_checks.already_set_up(datamodule):
                     loaders = train_dataloaders, val_dataloaders, datamodule
                     super().fit(model, *loaders, ckpt_path=ckpt_path)
@@ -377,7 +375,7 @@ class Trainer(L.Trainer):
                 run_dirs.check_same(self.spec.run_dir)
                 yield
         finally:
-            wall_time.end()
+            phases.switch(phases.OUTSIDE)
             # Lightning tears down no callback after an error, which a notebook survives.
             if not environment.under_torchrun():
                 for watchdog in compat.callbacks_of(self, Watchdog):
@@ -548,7 +546,7 @@ class Trainer(L.Trainer):
             given["ckpt_path"] = self._find_checkpoint(asked, given["model"])
             self._history.read(record.read(self.spec.run_dir))
         stage = function.__name__
-        with self._logging_once(stage), wall_time.spend(wall_time.VALIDATION):
+        with self._logging_once(stage), phases.spend(phases.VALIDATION):
             results = function(**given)
         if self.is_global_zero and not self.spec.saves_nothing:
             for known in plugin.loggers_of(self.loggers, self.spec.run_dir):
@@ -669,14 +667,8 @@ def callbacks_of_run(
     # Equal slices need no weights; one rank and one batch in a step have no others.
     if environment.world_size() > 1 or spec.accumulates or spec.split_batches:
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
-    # What they do before a step is no time of the step, which is measured by those behind them.
-    callbacks += plugin.callbacks_of(spec)
-    if environment.world_size() > 1:
-        waits_in_forward = spec.is_fsdp or spec.sync_batchnorm
-        run_dir = None if spec.saves_nothing else spec.run_dir
-        callbacks.append(SlowRanks(run_dir, waits_in_forward=waits_in_forward))
-    callbacks += [HparamsOnResume(), RunStats(), SameSubsets(), SameWeights()]
-    return [*callbacks, *chosen, Objects(), RunState()]
+    callbacks += [HparamsOnResume(), SameSubsets(), SameWeights()]
+    return [*callbacks, *plugin.callbacks_of(spec), *chosen, Objects(), RunState()]
 
 
 def hyperparameters_of(part: Any) -> Mapping[Any, Any]:

@@ -10,7 +10,6 @@ from lightning.pytorch.callbacks import EarlyStopping
 from library.tests.callbacks.tiny import Tiny, fit, signal_came
 from library.tests.kit import Killed
 from samestep.errors import ConfigError
-from samestep.ranks import environment
 from samestep.run import copies
 from samestep.run.checkpoint import load
 
@@ -53,12 +52,6 @@ def test_a_run_stopped_as_a_batch_begins_takes_each_batch_once(
     assert trained == whole.trained
     assert trainer.global_step == 12 // options.get("accumulate_grad_batches", 1)
     assert torch.equal(model.layer.weight, again.layer.weight)
-
-
-def test_saves_that_take_too_long_are_told_once(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setenv(environment.SHUTDOWN_S, "1e-6")
-    fit(tmp_path, Tiny([0.5]))
-    assert capsys.readouterr().out.count("Note: a checkpoint takes") == 1
 
 
 def test_it_saves_within_an_epoch_when_it_is_time(tmp_path: Path):

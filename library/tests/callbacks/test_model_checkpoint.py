@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from library.tests.kit import Net, Scores, batches, check_exact, fit, on_ranks
 from samestep.callbacks.checkpoints import place_model_checkpoint
 from samestep.errors import ConfigError
-from samestep.run import provenance
+from samestep.run import lifecycle
 from samestep.run.checkpoint import find_valid, load
 
 SCORES = 3.0, 1.0, 2.0, 1.0, 4.0  # the best one twice
@@ -117,7 +117,7 @@ def test_what_another_run_of_this_name_has_left_elsewhere_is_not_replaced(
     fit(tmp_path / "one/run", callbacks=callbacks, max_epochs=1)
     # run.json has the start of a run in whole seconds.
     later = SimpleNamespace(now=lambda: datetime.now() + timedelta(seconds=1))
-    monkeypatch.setattr(provenance, "datetime", later)
+    monkeypatch.setattr(lifecycle, "datetime", later)
     fit(tmp_path / "two/run", callbacks=callbacks, max_epochs=1)
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"mine.ckpt", "mine-v1.ckpt"}
 

@@ -354,26 +354,3 @@ print("ended")
 def test_a_group_ends_whose_thread_needs_the_gil():
     # Only the thread has the tensor still. Before torch 2.8, dist.destroy_process_group never ends.
     assert run_code(UNFINISHED, nodes=(2,)).stdout.split() == ["ended", "ended"]
-
-
-def test_torch_says_when_it_compiles():
-    """Twice, because ``torch.compiler.reset`` forgets who wants to know."""
-    import torch._dynamo
-
-    seen: list[str] = []
-
-    def begin(*_: object) -> None:
-        seen.append("begin")
-
-    def end(*_: object) -> None:
-        seen.append("end")
-
-    for _ in range(2):
-        torch.compiler.reset()
-        compat.on_compiling(begin, end)
-        compat.on_compiling(begin, end)
-        compiled = torch.compile(torch.nn.Linear(1, 1), backend="eager")
-        compiled(torch.ones(1, 1))
-        compiled(torch.ones(1, 1))
-    assert seen == ["begin", "end"] * 2
-    torch.compiler.reset()

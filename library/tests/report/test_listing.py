@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from library.tests.report.fake import make_run
-from samestep.report import listing
-from samestep.run import record, wall_time
+from samestep.plugins import time_file
+from samestep.report import listing, wall_time
+from samestep.run import record
 
 Printed = io.StringIO
 
@@ -85,7 +86,7 @@ def test_a_terminal_gets_lines_that_fit(tmp_path: Path, monkeypatch):
 
 def test_the_account_of_time_fits_a_terminal(tmp_path: Path, monkeypatch):
     make_run(tmp_path / "digits-cnn-3f2a1b")
-    start = wall_time.Start(0, 0, 0, 9, "cpu", 1, {"start": 15, "training": 45})
+    start = time_file.Start(0, 0, 0, 9, "cpu", 1, {"start": 15, "training": 45})
     monkeypatch.setattr(wall_time, "read_starts", lambda *_: [start])
     monkeypatch.setattr(f"{__name__}.Printed", Terminal)
     monkeypatch.setenv("COLUMNS", "60")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from samestep.run.save_time import NOTE
+from samestep.launch.follow import NOTE
 from tests.conftest import ROOT
 from tests.labs.servers.conftest import SAVES, Cluster, Object, until
 from tests.labs.servers.test_runs import evict

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from samestep.launch import follow
 from samestep.launch.explain import explain_error, explain_pod
+from samestep.plugins import save_time
 
 FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
 
@@ -223,3 +224,7 @@ def test_a_run_without_a_running_pod_is_pending():
     assert follow.describe_run(run, pods) == "is pending: none of its pods runs"
     assert follow.describe_run(run, []) == "is pending: none of its pods runs"
     assert follow.describe_run(run, [*pods, {"status": {"phase": "Running"}}]) == "runs"
+
+
+def test_status_looks_for_the_note_that_a_run_prints():
+    assert follow.NOTE == save_time.NOTE

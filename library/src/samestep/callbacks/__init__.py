@@ -11,7 +11,7 @@ Read in this order:
   resumes.
 - ``slice_weighting`` (slices of unequal length), ``checks`` (what is rejected), ``loss_guard``,
   ``watchdog``, ``batch_digest`` (two batches are compared): the run stays correct.
-- ``run_stats``, ``progress`` (by ``display`` the Trainer knows that there is one), ``clock``,
-  ``pace``, ``trainjob`` (for Kubeflow), ``slow_ranks``, ``notes``: the run is observed.
+- ``progress`` (by ``display`` the Trainer knows that there is one), ``clock``, ``pace``,
+  ``trainjob`` (for Kubeflow), ``notes``: the run is observed.
 - ``predictions``: tables of the test, which the Trainer does not import.
 """

@@ -40,6 +40,7 @@ from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.callbacks.stand_ins import StandIns
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import option, setting
+from samestep.plugin import Plugin
 from samestep.ranks import environment, stopping
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.process_group import on_rank_zero
@@ -51,7 +52,6 @@ from samestep.run.layout import shorten
 from samestep.run.manifest import Manifest, verify
 from samestep.run.record import Record
 from samestep.run.save_interval import AUTO, SaveInterval, Seconds
-from samestep.run.save_time import SaveTime
 from samestep.run.weights import explain_loading, find_unloadable
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,6 @@ class Checkpoints(Checkpoint):
         self._saved_batches = 0  # trained on, since the run began, when it was saved last
         self._checkpoint_io: AtomicCheckpointIO  # of the strategy
         self._stand_ins: StandIns | None = None
-        self._save_time = SaveTime()
         self._has_told_lack = False
         self._due: list[Path] | None = None  # names of the checkpoint that is being written
         self._has_ended = False
@@ -470,13 +469,14 @@ class Checkpoints(Checkpoint):
     def _write(self, trainer: L.Trainer) -> None:
         """Save the run; what a thread still writes is left to ``_commit``."""
         self._checkpoint_io.in_background = self._checkpoint_io.saves_for_run = True
-        follow = self._save_time.start()
+        began = time.monotonic()
         try:
             trainer.save_checkpoint(self.last)
         finally:
             self._checkpoint_io.in_background = self._checkpoint_io.saves_for_run = False
         pending = self._checkpoint_io.pending
-        follow(pending.written if pending else None)
+        for plugin in callbacks_of(trainer, Plugin):
+            plugin.on_saved(trainer, began, pending.written if pending else None)
         self._saved_batches = count_batches(trainer)
         self._due = [self.last]
         if self._has_improved:
@@ -521,22 +521,16 @@ class Checkpoints(Checkpoint):
                 self._link(paths)
 
     def _announce(self, trainer: L.Trainer) -> None:
-        """Say how often the run saves, and whether a save takes too long for its cluster."""
+        """Say how often the run saves, and that training waits for the disk if memory is short."""
         announcement = self.interval.find_announcement()
         if announcement:
             print_note(trainer, announcement)
             if trainer.is_global_zero:
                 record.try_to_update(self.run_dir, record.RUNNING, **self.interval.facts())
-        for note in filter(None, (self._save_time.find_note(), self._find_lack())):
-            print_note(trainer, note)
-
-    def _find_lack(self) -> str | None:
-        """The note, once, that training waits for the disk because memory is short."""
         lack = self._checkpoint_io.lack
-        if lack is None or self._has_told_lack:
-            return None
-        self._has_told_lack = True
-        return f"Note: training waits while checkpoints are written: {lack}"
+        if lack is not None and not self._has_told_lack:
+            self._has_told_lack = True
+            print_note(trainer, f"Note: training waits while checkpoints are written: {lack}")
 
     def _repair(self, source: Path, kept_epoch: int) -> None:
         """Make the links that are missing, when a run continues from ``source``.

@@ -19,8 +19,9 @@ from samestep.launch.poll import poll, print_once
 from samestep.launch.render import Manifest
 from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
-from samestep.run.save_time import NOTE
 
+NOTE = "Note: a checkpoint takes"
+"""What a run says that saves too slowly; see ``samestep.plugins.save_time``."""
 EVENTS_EVERY = 10  # polls; events say why pods are missing or do not start
 LAST_LINES_S = 60  # seconds that the last lines of an ended run may take to arrive
 NOTED_LINES = 5000  # of a log, in which status looks for a note

@@ -12,6 +12,9 @@ Promise: a run that asks for none of them computes and saves the same without th
 - ``notices``: saves at once when the machine will be taken away.
 - ``preflight``: what is wrong with a machine, a network or a rank is said before the first step.
 - ``fsdp`` with ``shards`` (its files): a part of the model on each rank, for ``strategy="fsdp"``.
+- ``provenance`` (code and machine), ``wall_time`` with ``time_file`` (seconds by cause),
+  ``slow_ranks`` (for which the others wait), ``run_stats`` (metrics of any model), ``save_time``
+  (against the time after SIGTERM): the run is observed.
 - ``receipts`` with ``receipt_files``: steps that are repeated are compared with what they were.
 - ``replication``: checkpoints for nodes that do not share the directory.
 - ``slurm``: SIGUSR1 queues the job again.

@@ -111,13 +111,11 @@ class FastEpochLoop(EpochLoop):
             super().train_on_next(data_fetcher)
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """Count the step, and validate, if it is time for it."""
+        """Validate, if it is time for it."""
         is_last = self.trainer.should_stop or self.batch_progress.is_last_batch
         if is_last or self._has_plateau or not self._validates_at_end:
             super().on_advance_end(data_fetcher)
-            return
-        self._clock.count_step(self.trainer.global_step)
-        if not self._should_accumulate():
+        elif not self._should_accumulate():
             # What Lightning does after a batch where no validation can be due.
             self._batches_that_stepped += 1
 

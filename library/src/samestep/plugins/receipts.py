@@ -18,6 +18,7 @@ from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.notes import join_names, print_note
 from samestep.plugin import Plugin
 from samestep.plugins import receipt_files as receipts
+from samestep.plugins.provenance import packages_of
 from samestep.plugins.receipt_files import Comparison, Facts, Journal, Receipt
 from samestep.ranks import devices, environment
 from samestep.ranks.compat import callbacks_of
@@ -336,7 +337,7 @@ def facts_of(trainer: L.Trainer, run_dir: Path) -> Facts:
     """The facts on which the steps of this process depend, beside its checkpoint."""
     known = record.read(run_dir)
     device = trainer.strategy.root_device
-    packages = json_checksum(known.packages)
+    packages = json_checksum(packages_of(known))
     run = {
         "configuration": zlib.crc32(read_bytes(run_dir / "config.yaml") or b""),
         "number of ranks": trainer.world_size,

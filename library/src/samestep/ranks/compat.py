@@ -4,8 +4,7 @@ Others stand with the file that needs them. Each has a canary test in library/te
 when the other library has changed; pyproject.toml bounds the versions from above.
 """
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -126,22 +125,6 @@ def name_arguments_of_loaders() -> None:
         return (), dict(zip(names, positional, strict=True)) | named
 
     data._get_dataloader_init_args_and_kwargs = find_by_name  # type: ignore[assignment]
-
-
-def on_compiling(begin: Callable[..., None], end: Callable[..., None]) -> None:
-    """Call ``begin`` before torch compiles something, and ``end`` afterwards.
-
-    torch has no public name for it. 2.6 calls them without arguments, later versions with one.
-    """
-    # Importing it takes a second, which only a model that is compiled should cost.
-    if "torch._dynamo" not in sys.modules:
-        return
-    from torch._dynamo.callback import callback_handler
-
-    # ``torch.compiler.reset`` forgets them, so they are registered again for each run.
-    if begin not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(begin)
-        callback_handler.register_end_callback(end)
 
 
 def leave_ranks() -> None:

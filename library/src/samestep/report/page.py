@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samestep.config_keys import KeyScope, scope_of
+from samestep.plugins.provenance import packages_of
 from samestep.report import charts, summary, wall_time
 from samestep.report.files import Run, read_predictions, read_run, show, show_value
 from samestep.run import metrics, record
@@ -69,6 +70,7 @@ def page_of(run: Run) -> str:
         changed=changed_in(run),
         timeline=timeline_of(run),
         account=wall_time.account_of(run.run_dir, run.status),
+        packages=packages_of(run.status),
         describe_repeat=summary.describe_repeat,
         command=summary.resume_command(run.config, run.run_dir, num_epochs),
         # In the page itself, so that it can be sent and opened years later.

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from samestep.run import record, wall_time
-from samestep.run.wall_time import AWAY, CAUSES, TRAINING
+from samestep.plugins.time_file import CAUSES, count_repeated_steps, read_starts
+from samestep.run import record
+from samestep.run.phases import AWAY, TRAINING
 
 HOUR_S = 3600
 PARTS = "percent of the seconds"
@@ -62,7 +63,7 @@ class Account(NamedTuple):
 
 def account_of(run_dir: Path, known: record.Record) -> Account:
     """The account of a run, of which ``known`` is the record."""
-    starts = wall_time.read_starts(run_dir, known.starts)
+    starts = read_starts(run_dir, known.starts)
     if not starts:
         return Account({})
     seconds = dict.fromkeys((*CAUSES, AWAY), 0.0)
@@ -78,7 +79,7 @@ def account_of(run_dir: Path, known: record.Record) -> Account:
             process_hours += hours
         else:
             gpu_hours += hours
-    repeated_steps = wall_time.count_repeated_steps(starts)
+    repeated_steps = count_repeated_steps(starts)
     return Account(seconds, repeated_steps, gpu_hours, process_hours)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
 IDENTITY = ("config.yaml", "run.json")  # without them a checkpoint cannot be resumed from
 RECORDS = (*IDENTITY, "metrics.csv")  # what a copy of the run needs beside its checkpoints
+TIME = "time.bin"
 
 
 def shorten(path: Path) -> Path:

@@ -16,9 +16,9 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +28,10 @@ from samestep.errors import ConfigError, remedy_of
 from samestep.option_names import option, setting
 from samestep.ranks import environment, failure, output
 from samestep.ranks.meeting import is_shared
-from samestep.ranks.process_group import device_kind, on_rank_zero
+from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact, redact_argument, redact_values
 from samestep.ranks.stopping import Interrupted, Stopped
-from samestep.run import lock, manifest, provenance, record, wall_time
+from samestep.run import lock, manifest, phases, record
 from samestep.run.changes import config_digest, find_changes, show_change
 from samestep.run.checkpoint import find_valid, unusable
 from samestep.run.copies import KeepsCopy, fetch_newest, replicate
@@ -43,7 +43,7 @@ from samestep.run.files import (
     write_text,
     writing,
 )
-from samestep.run.layout import BEST, LAST, RECORDS, shorten
+from samestep.run.layout import BEST, LAST, RECORDS, TIME, shorten
 from samestep.run.metrics import read_final_metrics, why_damaged
 from samestep.run_spec import RunSpec
 
@@ -75,7 +75,12 @@ _backups: dict[Path, Backup] = {}  # by run directory
 # -- Begin -----------------------------------------------------------------------------------------
 
 
-def begin(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] = ()) -> Start:
+def begin(
+    spec: RunSpec,
+    argv: list[str],
+    copies: Sequence[KeepsCopy] = (),
+    plugins: Iterable[Any] = (),
+) -> Start:
     """Open the run on rank zero, and give every node the checkpoint from which it resumes.
 
     Every rank must call this, and gets the same error.
@@ -84,6 +89,7 @@ def begin(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] = ()) -> S
         spec: of the run.
         argv: the command line, for the records.
         copies: the callbacks that keep copies of the run.
+        plugins: those that note a start.
     """
     if spec.is_fsdp and not is_shared(spec.run_dir):
         raise ConfigError(
@@ -91,18 +97,23 @@ def begin(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] = ()) -> S
             f"{setting('strategy', 'fsdp')} each rank writes a part of a checkpoint; use a "
             f"shared directory, or {setting('strategy', 'ddp')}"
         )
-    with wall_time.spend(wall_time.SEARCH):
+    with phases.spend(phases.SEARCH):
         fetch_newest(spec)
-    start = on_rank_zero(open_directory, spec, argv, copies)
+    start = on_rank_zero(open_directory, spec, argv, copies, plugins)
     if start.ckpt_path is None:
         return start
     name = f"checkpoints/{Path(start.ckpt_path).name}"
-    with wall_time.spend(wall_time.SEARCH):
+    with phases.spend(phases.SEARCH):
         replicate(spec.run_dir, [BEST, name])
     return start._replace(ckpt_path=str(spec.run_dir / name))
 
 
-def open_directory(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] = ()) -> Start:
+def open_directory(
+    spec: RunSpec,
+    argv: list[str],
+    copies: Sequence[KeepsCopy] = (),
+    plugins: Iterable[Any] = (),
+) -> Start:
     """Open the run directory, new or old; on rank zero only. The arguments are those of ``begin``.
 
     The results of a finished run stay until the run that continues has new ones.
@@ -125,7 +136,7 @@ def open_directory(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] =
         changed = find_changes(spec)
         if is_finished(spec):
             return Start(finished=True, ckpt_path=None)
-        last = _open(spec, argv)
+        last = _open(spec, argv, plugins)
     except ConfigError:
         roll_back(run_dir)
         raise
@@ -149,8 +160,7 @@ def _announce(run_dir: Path, last: str | None, changed: Mapping[str, tuple[Any, 
 
 def _back_up(run_dir: Path, made: list[Path]) -> None:
     """Keep for ``roll_back`` what is in the directory, which this process owns."""
-    names = (*RECORDS, wall_time.FILE)
-    records = {run_dir / name: read_bytes(run_dir / name) for name in names}
+    records = {run_dir / name: read_bytes(run_dir / name) for name in (*RECORDS, TIME)}
     _backups[run_dir.absolute()] = Backup(made, records, manifest.read(run_dir / LAST))
 
 
@@ -161,7 +171,7 @@ def roll_back(run_dir: Path) -> None:
     checkpoint was saved since, everything stays.
     """
     backup = _backups.pop(run_dir.absolute(), None)
-    wall_time.current().close()
+    phases.switch(phases.AWAY)
     if backup is None or manifest.read(run_dir / LAST) != backup.last:
         return
     if not backup.made:
@@ -181,12 +191,12 @@ def roll_back(run_dir: Path) -> None:
             folder.rmdir()
 
 
-def _open(spec: RunSpec, argv: list[str]) -> str | None:
+def _open(spec: RunSpec, argv: list[str], plugins: Iterable[Any]) -> str | None:
     """Check what is in the directory, and record this start; returns the newest checkpoint."""
     run_dir = spec.run_dir
     known = record.read(run_dir)
     _quarantine_damaged(run_dir, known)
-    with wall_time.spend(wall_time.SEARCH):
+    with phases.spend(phases.SEARCH):
         found = find_valid(run_dir / "checkpoints", known._replace(run_id=spec.run_id))
     (run_dir / "checkpoints").mkdir(exist_ok=True)
     (run_dir / "logs").mkdir(exist_ok=True)
@@ -197,15 +207,10 @@ def _open(spec: RunSpec, argv: list[str]) -> str | None:
         forgotten = dict.fromkeys(PROGRESS)
     text = yaml.safe_dump(dict(spec.config), allow_unicode=True, sort_keys=False)
     write_text(run_dir / "config.yaml", text)
-    commit, diff = provenance.code_state(Path.cwd())
-    write_text(run_dir / "logs/git.diff", diff)
-    start = _describe_start(spec, argv, commit, is_dirty=bool(diff))
-    starts = [*map(dict, known.starts)]
-    # Hundreds of packages would be listed once for each start. The newest start has them.
-    if known.start.get("packages") == start["packages"]:
-        del starts[-1]["packages"]
-    first_step = found[1].global_step if found else 0
-    _open_clock(spec, known, starts, first_step)
+    starts = [*map(dict, known.starts), _describe_start(spec, argv)]
+    for plugin in plugins:
+        plugin.note_start(spec, starts, found[1].global_step if found else 0)
+    starts[-1] = redact_values(starts[-1])
     record.update(
         run_dir,
         record.RUNNING,
@@ -215,23 +220,10 @@ def _open(spec: RunSpec, argv: list[str]) -> str | None:
         results=None,
         notes=redact(str(spec.config.get("notes") or known.notes)),
         tags=[redact(str(tag)) for tag in spec.config.get("tags") or known.tags],
-        starts=[*starts, start],
+        starts=starts,
         **forgotten,
     )
     return str(found[0]) if found else None
-
-
-def _open_clock(
-    spec: RunSpec, known: record.Record, starts: list[dict[str, Any]], first_step: int
-) -> None:
-    """Keep the time of the run from now on, and in ``starts`` that of a process that was killed."""
-    earlier = wall_time.read_starts(spec.run_dir, starts)
-    if earlier and "spent" in starts[-1]:
-        starts[-1]["spent"] = wall_time.to_entry(earlier[-1])
-    goes_on = known.state != record.FINISHED
-    clock = wall_time.current()
-    clock.device = device_kind(spec.accelerator)
-    clock.open(spec.run_dir, earlier, first_step, goes_on=goes_on)
 
 
 def _quarantine_damaged(run_dir: Path, known: record.Record) -> None:
@@ -255,25 +247,15 @@ def _has_results(run_dir: Path, known: record.Record) -> bool:
     return path.is_file() and sha256_of(path) == known.results
 
 
-def _describe_start(
-    spec: RunSpec, argv: list[str], commit: str | None, *, is_dirty: bool
-) -> dict[str, Any]:
-    """What run.json keeps of this start, without secrets."""
-    machine = provenance.machine_info()
-    # One text: a list of hundreds of lines would be slow to read, for people too.
-    packages = " ".join(f"{name}=={version}" for name, version in machine["packages"].items())
-    start: dict[str, Any] = redact_values(
-        {
-            "command": [*map(redact_argument, argv)],
-            "config": config_digest(spec),
-            "overridden": dict(spec.overridden),
-            "git": {"commit": commit, "dirty": is_dirty},
-            "seed": spec.seed,
-            **machine,
-            "packages": packages,
-        }
-    )
-    return start
+def _describe_start(spec: RunSpec, argv: list[str]) -> dict[str, Any]:
+    """What run.json keeps of this start, beside what plug-ins add."""
+    return {
+        "command": [*map(redact_argument, argv)],
+        "config": config_digest(spec),
+        "overridden": dict(spec.overridden),
+        "seed": spec.seed,
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
 
 
 # -- Train, and be interrupted ---------------------------------------------------------------------

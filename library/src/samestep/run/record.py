@@ -7,13 +7,13 @@ directory.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep.ranks.secrets import redact
-from samestep.run import lock, wall_time
+from samestep.run import lock
 from samestep.run.files import quarantine, read_json, write_text
 
 log = logging.getLogger(__name__)
@@ -65,22 +65,15 @@ class Record(NamedTuple):
         """Digests of the configurations of all starts; each checkpoint contains one of them."""
         return tuple(str(start["config"]) for start in self.starts if "config" in start)
 
-    @property
-    def packages(self) -> dict[str, str]:
-        """The versions of the packages that were installed at the newest start."""
-        versions = {}
-        for word in str(self.start.get("packages", "")).split():
-            name, separator, version = word.partition("==")
-            if separator:
-                versions[name] = version
-        return versions
-
 
 LISTS = dict.fromkeys(
     ("shares", "tags", "evaluated", "repeats", "slow_ranks", "ends", "starts"), list
 )
 # The annotations say Sequence and Mapping; JSON has lists and objects.
 TYPES = Record.__annotations__ | {"limits": dict, "trackers": dict, **LISTS}
+
+facts_of_start: list[Callable[[Path], Mapping[str, Any]]] = []
+"""Each gives what every update adds to the newest start of this run; plug-ins add theirs."""
 
 
 def read(run_dir: Path) -> Record:
@@ -120,10 +113,11 @@ def update(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
     if state != RUNNING:
         end = {"time": time, "state": state, "why": why, "step": new.get("step")}
         new["ends"] = [*read(run_dir).ends, end]
-    spent = wall_time.entry_of(run_dir)
-    if spent is not None:
-        *before, newest = new["starts"]
-        new["starts"] = [*before, {**newest, "spent": spent}]
+    for find_facts in facts_of_start:
+        found = find_facts(run_dir)
+        if found:
+            *before, newest = new["starts"]
+            new["starts"] = [*before, {**newest, **found}]
     _write(run_dir, new)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from samestep.errors import ConfigError
 from samestep.option_names import setting
 from samestep.ranks import environment
-from samestep.run import wall_time
+from samestep.run import phases
 
 AUTO: Literal["auto"] = "auto"
 FRACTION = 0.01  # of training time, which saves may cost
@@ -76,7 +76,7 @@ class SaveInterval:
         """
         started = time.monotonic()
         try:
-            with wall_time.spend(wall_time.SAVING):
+            with phases.spend(phases.SAVING):
                 yield
         finally:
             waited_s = time.monotonic() - started

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from samestep.ranks import process_table
 from samestep.ranks.failure import EXIT_CONFIG, PREFIX
 from samestep.verify.plan import FIRST_STEP
+from samestep.verify.process_tree import descendants_of
 
 TIMED_OUT = 124  # as of timeout(1)
 LOOKS_LIKE_AN_ERROR = re.compile(rf"(\w+\.)*\w*Error\b|{PREFIX}")
@@ -117,7 +117,7 @@ class Programs:
 def end_with_ranks(process: "subprocess.Popen[bytes]") -> None:
     """Kill a program, and the sessions of the ranks that it has started."""
     # Read before the program is killed: afterwards nothing says that its ranks were its own.
-    ranks = process_table.descendants_of(process.pid) if process.poll() is None else []
+    ranks = descendants_of(process.pid) if process.poll() is None else []
     for pid in [process.pid, *ranks]:
         # A program that has ended leaves ranks behind only if it was killed itself.
         with suppress(OSError):

@@ -9,10 +9,10 @@ from torch.utils.data import Dataset
 
 from library.tests.kit import Clock, Net, fit, make_spec
 from samestep import BatchLoader
-from samestep.callbacks import slow_ranks
-from samestep.callbacks.slow_ranks import BLOCKS, DATA, FORWARD, SlowRanks, find_slow
+from samestep.plugins import slow_ranks, wall_time
+from samestep.plugins.slow_ranks import BLOCKS, DATA, FORWARD, SlowRanks, find_slow
 from samestep.ranks import collectives, environment
-from samestep.run import record, wall_time
+from samestep.run import record
 from samestep.trainer import callbacks_of_run
 
 FAST_S, SLOW_S = 1.0, 6.0
@@ -84,7 +84,7 @@ def test_a_slow_rank_is_named_once_with_what_it_waits_for(
     clock = Clock()
     monkeypatch.setattr(slow_ranks, "time", clock)
     monkeypatch.setattr(wall_time, "time", clock)
-    monkeypatch.setattr(wall_time, "_clock", None)
+    monkeypatch.setattr(wall_time, "_clock", wall_time.Clock(clock.now, "import"))
     # Alone, a rank compares itself with none.
     monkeypatch.setattr(slow_ranks, "find_slow", lambda of_ranks: [])
     sent = train_as_rank(clock, tmp_path / "other", data_s, forward_s, [])

@@ -11,7 +11,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
 from library.tests.kit import Net, batches, check_exact, fit
-from samestep.callbacks import run_stats
+from samestep.plugins import run_stats
 from samestep.run.metrics import read_history
 
 

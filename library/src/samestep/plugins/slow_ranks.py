@@ -10,8 +10,10 @@ import lightning as L
 import torch
 
 from samestep.callbacks.notes import print_note
-from samestep.ranks import collectives
-from samestep.run import record, wall_time
+from samestep.plugins import wall_time
+from samestep.ranks import collectives, environment
+from samestep.run import record
+from samestep.run_spec import RunSpec
 
 BLOCKS = 5
 BLOCK_STEPS = 10
@@ -41,6 +43,14 @@ class Slow(NamedTuple):
             f"Note: rank {self.rank} is slow: it {WORDS[self.cause]} for {own:.1f} ms in each "
             f"step, the others for {others:.1f} ms; all ranks wait for it"
         )
+
+
+def callback(spec: RunSpec) -> L.Callback | None:
+    """``SlowRanks``, if there are several."""
+    if environment.world_size() == 1:
+        return None
+    run_dir = None if spec.saves_nothing else spec.run_dir
+    return SlowRanks(run_dir, waits_in_forward=spec.is_fsdp or spec.sync_batchnorm)
 
 
 class SlowRanks(L.Callback):

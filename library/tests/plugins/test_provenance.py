@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from samestep.run import provenance
-from samestep.run.provenance import code_state
+from library.tests.kit import make_spec
+from samestep.plugins import provenance
+from samestep.plugins.provenance import code_state, packages_of
+from samestep.run import lifecycle, record
 
 
 @pytest.fixture
@@ -79,3 +81,20 @@ def test_a_start_names_machine_and_packages(tmp_path: Path, monkeypatch: pytest.
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["world_size"] == 1
     assert found["cpu_cores"] >= 1
+
+
+def test_each_start_has_its_code_and_the_newest_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    machine = {"cpu": "fast", "packages": {"torch": "2"}}
+    monkeypatch.setattr(provenance, "machine_info", lambda: machine)
+    monkeypatch.setattr(provenance, "code_state", lambda code: ("abc", "+two"))
+    run_dir = tmp_path / "run"
+    for _ in range(2):
+        lifecycle.begin(make_spec(run_dir), ["train.py"], plugins=[provenance])
+    known = record.read(run_dir)
+    assert known.start["git"] == {"commit": "abc", "dirty": True}
+    assert [start.get("packages") for start in known.starts] == [None, "torch==2"]
+    assert packages_of(known) == {"torch": "2"}
+    assert [start["cpu"] for start in known.starts] == ["fast", "fast"]
+    assert (run_dir / "logs/git.diff").read_text() == "+two"

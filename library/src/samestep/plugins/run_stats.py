@@ -16,9 +16,15 @@ from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.ranks import epoch_logs, gradients
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.strategies import is_sharded
+from samestep.run_spec import RunSpec
 from samestep.tracker import ResumedTracker
 
 SHORT_EPOCH = 8  # steps; a shorter epoch has no values between its ends
+
+
+def callback(spec: RunSpec) -> L.Callback:
+    """``RunStats``, which every run has."""
+    return RunStats()
 
 
 class RunStats(L.Callback):

@@ -6,12 +6,39 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from samestep.ranks import environment
 from samestep.ranks.secrets import hide_assigned, hide_quoted, redact
+from samestep.run.files import write_text
+from samestep.run.record import Record
+from samestep.run_spec import RunSpec
+
+
+def note_start(spec: RunSpec, starts: list[dict[str, Any]], first_step: int) -> None:
+    """Add the code and the machine to this start, and write ``logs/git.diff``."""
+    *before, start = starts
+    commit, diff = code_state(Path.cwd())
+    write_text(spec.run_dir / "logs/git.diff", diff)
+    machine = machine_info()
+    # One text: a list of hundreds of lines would be slow to read, for people too.
+    packages = " ".join(f"{name}=={version}" for name, version in machine["packages"].items())
+    git = {"commit": commit, "dirty": bool(diff)}
+    start.update({"git": git, **machine, "packages": packages})
+    # Hundreds of packages would be listed once for each start. The newest start has them.
+    if before and before[-1].get("packages") == packages:
+        del before[-1]["packages"]
+
+
+def packages_of(known: Record) -> dict[str, str]:
+    """The versions of the packages that were installed at the newest start."""
+    versions = {}
+    for word in str(known.start.get("packages", "")).split():
+        name, separator, version = word.partition("==")
+        if separator:
+            versions[name] = version
+    return versions
 
 
 def code_state(code: Path) -> tuple[str | None, str]:
@@ -84,11 +111,10 @@ def find_packages() -> dict[str, str]:
 
 
 def machine_info() -> dict[str, Any]:
-    """Time, machine, processes and the version of every installed package."""
-    import torch  # only here: `metrics` and `record` also serve reports, which start without torch
+    """Machine, processes and the version of every installed package."""
+    import torch  # only here: `packages_of` also serves what starts without torch
 
     return {
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "hostname": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),

@@ -1,7 +1,9 @@
 """The account of a run's wall time, also of one that is killed."""
 
 import json
+import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -11,21 +13,13 @@ import pytest
 from library.tests import kit
 from library.tests.kit import Net, batches, fit
 from library.tests.programs import run_code
+from samestep.plugins import time_file, wall_time
+from samestep.plugins.time_file import COMPILE, REPEATED, Start
+from samestep.plugins.wall_time import Clock, on_compiling, time_of_start
 from samestep.report.wall_time import account_of, add_up
-from samestep.run import record, wall_time
-from samestep.run.wall_time import (
-    AWAY,
-    COMPILE,
-    DATA,
-    IMPORT,
-    REPEATED,
-    SAVING,
-    START,
-    TRAINING,
-    VALIDATION,
-    Clock,
-    Start,
-)
+from samestep.run import phases, record
+from samestep.run.layout import TIME
+from samestep.run.phases import AWAY, DATA, IMPORT, SAVING, START, TRAINING, VALIDATION
 
 
 @pytest.fixture
@@ -98,7 +92,7 @@ def test_a_test_after_the_run_counts(tmp_path, clock):
 def starts_of(run_dir: Path) -> list[Start]:
     """What the starts have spent, when the clock of the newest has stopped."""
     wall_time.current().close()
-    return wall_time.read_starts(run_dir, record.read(run_dir).starts)
+    return time_file.read_starts(run_dir, record.read(run_dir).starts)
 
 
 def test_seconds_are_shared_out_among_causes(tmp_path, clock):
@@ -181,7 +175,7 @@ def test_a_run_that_is_killed_twice_accounts_for_its_time(tmp_path):
 
 
 def make_start(**facts) -> Start:
-    seconds = dict.fromkeys(wall_time.CAUSES, 0.0)
+    seconds = dict.fromkeys(time_file.CAUSES, 0.0)
     default = {"began": 0.0, "away": 0.0, "first_step": 0, "step": 0, "device": "cpu"}
     return Start(**default | {"num_ranks": 1, "seconds": seconds} | facts)
 
@@ -192,16 +186,38 @@ def test_steps_that_are_lost_twice_are_repeated_twice():
         make_start(first_step=10, step=15),
         make_start(first_step=10, step=30),
     ]
-    assert wall_time.count_repeated_steps(starts) == 5 + 10
+    assert time_file.count_repeated_steps(starts) == 5 + 10
 
 
-def test_a_step_is_repeated_until_the_furthest_one(tmp_path):
-    clock = Clock(time.time(), TRAINING)
-    clock.open(tmp_path, [make_start(step=3)], 1, goes_on=True)
-    assert clock.wait_for_batch() == REPEATED
-    clock.count_step(3)
-    assert clock.wait_for_batch() == TRAINING
-    clock.close()
+def test_a_step_is_repeated_until_the_furthest_one(tmp_path, clock):
+    own = Clock(clock.now, TRAINING)
+    own.open(tmp_path, [make_start(step=3)], 1, goes_on=True)
+    for step in (1, 3):
+        own.count_step(step)
+        for cause in (DATA, TRAINING, SAVING):
+            own.switch(cause)
+            clock.now += step
+    own.close()
+    spent = {cause: seconds for cause, seconds in own.seconds().items() if seconds}
+    assert spent == {REPEATED: 1 + 1, DATA: 3, TRAINING: 3, SAVING: 1 + 3}
+    assert own.waited_s == 1 + 3
+
+
+def test_a_notebook_counts_no_further_than_its_run(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(wall_time, "is_interactive", lambda: True)
+    fit(tmp_path, lambda: Timed(clock))
+    ended = clock.now
+    clock.now += 1000
+    (start,) = time_file.read_starts(tmp_path, record.read(tmp_path).starts)
+    assert start.ended == ended
+
+
+def test_a_run_that_is_rolled_back_is_counted_no_further(tmp_path, clock):
+    fit(tmp_path, lambda: Timed(clock))
+    own = wall_time.current()
+    phases.switch(phases.AWAY)
+    assert own.has_ended
+    assert wall_time.find_spent(tmp_path) == {}
 
 
 def test_the_time_since_a_run_had_finished_is_not_away(tmp_path):
@@ -212,15 +228,15 @@ def test_the_time_since_a_run_had_finished_is_not_away(tmp_path):
     clock.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"short", b"x" * wall_time.SIZE])
+@pytest.mark.parametrize("content", [b"", b"short", b"x" * time_file.SIZE])
 def test_a_damaged_file_loses_no_more_than_itself(tmp_path, content):
-    (tmp_path / wall_time.FILE).write_bytes(content)
-    entries = [{"spent": wall_time.to_entry(make_start(step=7))}, {"command": ["old"]}]
-    assert wall_time.read_starts(tmp_path, entries) == [make_start(step=7)]
+    (tmp_path / TIME).write_bytes(content)
+    entries = [{"spent": time_file.to_entry(make_start(step=7))}, {"command": ["old"]}]
+    assert time_file.read_starts(tmp_path, entries) == [make_start(step=7)]
 
 
 def test_a_file_that_cannot_be_written_ends_no_run(tmp_path):
-    (tmp_path / wall_time.FILE).mkdir()
+    (tmp_path / TIME).mkdir()
     fit(tmp_path)
     (start,) = starts_of(tmp_path)
     assert start.step == 8
@@ -233,3 +249,45 @@ def test_accounts_add_up(tmp_path):
     assert both.total_s == pytest.approx(2 * account.total_s)
     assert both.goodput == pytest.approx(account.goodput)
     assert both.process_hours == pytest.approx(2 * account.process_hours)
+
+
+def test_torch_says_when_it_compiles():
+    """Twice, because ``torch.compiler.reset`` forgets who wants to know."""
+    import torch._dynamo
+
+    seen: list[str] = []
+
+    def begin(*_: object) -> None:
+        seen.append("begin")
+
+    def end(*_: object) -> None:
+        seen.append("end")
+
+    for _ in range(2):
+        torch.compiler.reset()
+        on_compiling(begin, end)
+        on_compiling(begin, end)
+        compiled = torch.compile(torch.nn.Linear(1, 1), backend="eager")
+        compiled(torch.ones(1, 1))
+        compiled(torch.ones(1, 1))
+    assert seen == ["begin", "end"] * 2
+    torch.compiler.reset()
+
+
+@pytest.mark.program
+def test_the_time_of_a_start_is_known(monkeypatch: pytest.MonkeyPatch):
+    before = time.time()
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:
+        after = time.time()
+        try:
+            started = time_of_start(process.pid)
+            assert started is not None
+            # The system counts in hundredths of a second.
+            assert before - 0.02 <= started <= after + 0.02
+            monkeypatch.setattr(Path, "exists", lambda path: False)
+            started = time_of_start(process.pid)
+            assert started is not None
+            # And ps in seconds.
+            assert before - 2 <= started <= after + 2
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
