@@ -27,9 +27,9 @@ from labs.faults import store
 from library.tests import etcd_server, pods
 from library.tests.programs import PATIENCE_S
 from samestep.plugins.time_file import read_starts
+from samestep.ranks.process_tree import descendants_of
 from samestep.report.wall_time import account_of
 from samestep.run import record
-from samestep.verify.process_tree import descendants_of
 from tests.conftest import ROOT, environment, final_metrics, free_port, run_ranks
 from tests.project.test_train import history
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samestep.ranks import process_table
-from samestep.verify.process_tree import descendants_of
+from samestep.ranks.process_tree import descendants_of
 
 pytestmark = pytest.mark.program
 

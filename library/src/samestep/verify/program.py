@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from samestep.ranks.failure import EXIT_CONFIG, PREFIX
+from samestep.ranks.process_tree import descendants_of
 from samestep.verify.plan import FIRST_STEP
-from samestep.verify.process_tree import descendants_of
 
 TIMED_OUT = 124  # as of timeout(1)
 LOOKS_LIKE_AN_ERROR = re.compile(rf"(\w+\.)*\w*Error\b|{PREFIX}")
