@@ -58,9 +58,9 @@ def note_start(spec: RunSpec, starts: list[dict[str, Any]], first_step: int) -> 
     clock.open(spec.run_dir, earlier, first_step, goes_on=goes_on)
 
 
-def callback(spec: RunSpec) -> L.Callback | None:
-    """``WallTime`` on rank zero, which alone writes files of the run."""
-    return None if environment.rank() or spec.saves_nothing else WallTime()
+def callback(spec: RunSpec) -> L.Callback:
+    """``WallTime``, which every rank has: ``slow_ranks`` asks each how long it has waited."""
+    return WallTime()
 
 
 class WallTime(L.Callback):
