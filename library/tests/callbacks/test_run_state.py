@@ -1,80 +1,94 @@
-"""One exchange keeps what all parts have, and gives each back its own."""
+"""What ``run.json`` says while a run trains."""
 
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
-import torch
 
-from library.tests.kit import fit
-from samestep.callbacks.run_state import KEY, Part, RunState, Saved
-from samestep.errors import ConfigError
-
-
-class Counts(Part):
-    def __init__(self, key: str, kept: Any) -> None:
-        self.key, self.kept = key, kept
-        self.loaded: list[Saved] = []
-
-    def save(self, trainer: Any, checkpoint: Any) -> Any:
-        return self.kept
-
-    def load(self, trainer: Any, checkpoint: Any, saved: Saved) -> None:
-        self.loaded.append(saved)
+from library.tests.callbacks import tiny
+from library.tests.callbacks.tiny import Tiny, fit
+from samestep.callbacks.checkpoints import Checkpoints
+from samestep.callbacks.slice_weighting import SliceWeighting
+from samestep.report import summary
+from samestep.report.files import read_run
+from samestep.run import lifecycle, record
+from samestep.run.checkpoint import CheckpointError
 
 
-def trainer_with(*parts: Part) -> L.Trainer:
-    trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[*parts]
+def progress(run_dir: Path) -> tuple[Any, ...]:
+    known = record.read(run_dir)
+    return known.monitor, known.best, known.best_epoch, known.epoch, known.step
+
+
+def test_each_epoch_records_the_progress(tmp_path: Path):
+    fit(tmp_path, Tiny([0.25, 0.75, 0.5]))
+    known = record.read(tmp_path)
+    assert (known.state, known.why) == (record.STOPPED, record.KILLED)  # nobody holds the lock
+    assert progress(tmp_path) == ("val/score", 0.75, 2, 3, 12)
+    assert known.ends == []
+
+
+def test_training_continues_if_the_record_cannot_be_written(tmp_path: Path):
+    (tmp_path / ".run.json.partial").mkdir()
+    fit(tmp_path, Tiny([0.25]))
+    assert not (tmp_path / record.FILE).exists()
+
+
+def test_measured_shares_are_recorded(tmp_path: Path):
+    weighting = SliceWeighting()
+    weighting.shares = (0.25, 0.75)
+    fit(tmp_path, Tiny([0.5]), weighting, max_epochs=1)
+    assert record.read(tmp_path).shares == [0.25, 0.75]
+
+
+def test_the_best_value_of_a_training_metric_is_that_of_the_epoch_that_has_ended(tmp_path: Path):
+    class OfTraining(Tiny):
+        def on_validation_epoch_end(self):
+            pass
+
+        def on_train_epoch_end(self):
+            self.log("val/score", float(self.current_epoch))
+
+    fit(tmp_path, OfTraining(), max_epochs=2)
+    assert progress(tmp_path) == ("val/score", 1.0, 2, 2, 8)
+
+
+def lose_best(tmp_path: Path) -> None:
+    """Remove the best weights under each of their names."""
+    for name in ("best", "last-previous"):
+        (tmp_path / f"checkpoints/{name}.ckpt").unlink()
+
+
+def test_the_value_of_weights_that_are_gone_is_forgotten(tmp_path: Path):
+    fit(tmp_path, Tiny([0.25, 0.75, 0.5]))
+    lose_best(tmp_path)
+    seen = []
+
+    class Watch(Tiny):
+        def on_train_batch_start(self, *_: Any):
+            seen.append(progress(tmp_path))
+
+    fit(
+        tmp_path,
+        Watch([0, 0, 0, 0.1, 0.5]),
+        max_epochs=5,
+        ckpt="last.ckpt",
     )
-    trainer.state.fn = "fit"
-    return trainer
+    assert seen[0] == ("val/score", None, None, 3, 12)
+    assert progress(tmp_path) == ("val/score", 0.5, 5, 5, 20)
+    facts = summary.facts_of(read_run(tmp_path))
+    assert facts["val/score"] == "0.5000 in epoch 5"
 
 
-def test_a_part_gets_what_it_has_kept_and_nothing_else():
-    one, nothing = Counts("one", [1]), Counts("nothing", None)
-    checkpoint: dict[str, Any] = {}
-    RunState().on_save_checkpoint(trainer_with(one, nothing), L.LightningModule(), checkpoint)
-    new, other, again = Counts("new", 0), Counts("one", 0), Counts("nothing", 0)
-    trainer = trainer_with(new, other, again)
-    RunState().on_load_checkpoint(trainer, L.LightningModule(), checkpoint)
-    assert other.loaded == [Saved([1], [[1]], is_same_number=True)]
-    assert new.loaded == again.loaded == []
+class Keep(Checkpoints):
+    """Of a user, who has changed a little."""
 
 
-@pytest.mark.parametrize(("rank", "num_ranks", "own"), [(1, 2, "b"), (1, 3, "a"), (0, 1, "a")])
-def test_each_rank_gets_its_own_and_on_another_number_that_of_rank_zero(
-    monkeypatch: pytest.MonkeyPatch, rank: int, num_ranks: int, own: str
-):
-    part = Counts("one", None)
-    trainer = trainer_with(part)
-    monkeypatch.setattr(L.Trainer, "world_size", num_ranks)
-    monkeypatch.setattr(L.Trainer, "global_rank", rank)
-    state = {"format": 1, "ranks": [{"one": "a"}, {"one": "b"}]}
-    RunState().on_load_checkpoint(trainer, L.LightningModule(), {KEY: state})
-    assert part.loaded == [Saved(own, ["a", "b"], is_same_number=num_ranks == 2)]
-
-
-@pytest.mark.parametrize("state", [None, {"format": 0, "ranks": []}])
-def test_a_checkpoint_of_another_version_is_one_message(state: Any):
-    checkpoint = {} if state is None else {KEY: state}
-    with pytest.raises(ConfigError, match="another version of samestep"):
-        RunState().on_load_checkpoint(trainer_with(), L.LightningModule(), checkpoint)
-    # Its weights can be tested.
-    trainer = trainer_with()
-    trainer.state.fn = "test"
-    RunState().on_load_checkpoint(trainer, L.LightningModule(), checkpoint)
-
-
-LIGHTNINGS = {
-    "callbacks", "epoch", "global_step", "loops", "lr_schedulers", "optimizer_states",
-    "pytorch-lightning_version", "state_dict",
-}  # fmt: skip
-
-
-def test_a_checkpoint_has_few_keys_beside_lightnings(tmp_path: Path):
-    fit(tmp_path, max_epochs=1)
-    content = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
-    ours = {"best_step", "checkpoints", "grown", "history", KEY}
-    assert content.keys() == LIGHTNINGS | ours
+def test_a_subclass_is_found_as_its_parent_is(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tiny, "Checkpoints", Keep)
+    fit(tmp_path, Tiny([0.25, 0.75, 0.5]))
+    assert record.read(tmp_path).best == 0.75
+    lose_best(tmp_path)
+    # Its last weights must not be tested in place of the best ones.
+    with pytest.raises(CheckpointError, match=r"it is missing, or damaged, and the best .* step 8"):
+        lifecycle.find_best(tmp_path)

@@ -29,7 +29,7 @@ def watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watchdog:
 
 def limit_s(watchdog: Watchdog) -> float:
     path = watchdog.path.parents[1] / "heartbeats" / str(os.getpid())
-    return heartbeat.NUMBERS.unpack(path.read_bytes())[1] if path.exists() else math.inf
+    return heartbeat.NUMBERS.unpack_from(path.read_bytes())[1] if path.exists() else math.inf
 
 
 def test_each_batch_and_each_save_is_a_heartbeat(watchdog: Watchdog):

@@ -111,6 +111,7 @@ class BoringTrainer:
     """What ``prepare`` changes of a Trainer."""
 
     loggers: Any = ()
+    strategy = None
 
 
 def fork_all() -> None:

@@ -179,6 +179,40 @@ def test_an_interface_that_this_machine_does_not_have_is_named(torchrun, monkeyp
         preflight.check_chosen_interfaces(uses_nccl=True)
 
 
+def test_interfaces_are_those_with_an_address():
+    found = preflight.interfaces()
+    assert "lo" in found
+    assert set(found) <= {name for _, name in socket.if_nameindex()}
+
+
+def test_an_interface_is_not_rejected_where_addresses_are_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As on macOS, which has other requests than Linux."""
+    monkeypatch.setattr(network, "SIOCGIFADDR", 0)
+    monkeypatch.setattr(preflight, "Path", lambda path: Path("/nowhere"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    preflight.check_chosen_interfaces(uses_nccl=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "en9")
+    with pytest.raises(ConfigError, match="GLOO_SOCKET_IFNAME=en9: names no network interface"):
+        preflight.check_chosen_interfaces(uses_nccl=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("eth", ["eth0", "eth01"]),
+        ("=eth0", ["eth0"]),
+        ("ib,lo", ["ib0", "lo"]),
+        ("^lo", ["eth0", "eth01", "ib0"]),
+        ("^=eth0", ["eth01", "ib0", "lo"]),
+    ],
+)
+def test_nccl_takes_prefixes_and_exceptions(given: str, taken: list[str]):
+    names = ["eth0", "eth01", "ib0", "lo"]
+    assert [name for name in names if preflight.nccl_takes(name, given)] == taken
+
+
 @pytest.mark.parametrize(("shared", "said"), [(True, ""), (False, preflight.NOT_SHARED)])
 def test_nodes_that_do_not_share_the_run_directory_are_told_in_one_line(
     spec, model, torchrun, monkeypatch, capsys, shared: bool, said: str

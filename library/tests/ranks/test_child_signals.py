@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from library.tests.programs import PATIENCE_S, environment, run, until
+from samestep.ranks import child_signals
 
 pytestmark = pytest.mark.program
 
@@ -127,3 +129,20 @@ def test_a_rank_ends_its_processes_where_they_cannot_tell_who_sends_a_signal(tmp
     done = run("-B", "script.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"-{signal.SIGKILL}\n"), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_loader_process_says_nothing_of_a_rank_that_has_stopped(capsys):
+    """In the middle of an exchange of memory; on a busy machine a signal meets one now and then."""
+
+    def report(error: BaseException) -> str:
+        child_signals.leave_out_lost_rank(type(error), error, None)
+        return capsys.readouterr().err
+
+    said: list[str] = []
+    for error in (EOFError("gone"), ConnectionResetError("gone"), ValueError("wrong")):
+        thread = threading.Thread(target=lambda error=error: said.append(report(error)))
+        thread.start()
+        thread.join()
+    assert said[:2] == ["", ""]
+    assert "ValueError: wrong" in said[2]
+    assert "EOFError: gone" in report(EOFError("gone"))

@@ -2,11 +2,9 @@ import json
 import shutil
 import socket
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from samestep.errors import ConfigError
 from samestep.ranks import network
 
 
@@ -29,40 +27,6 @@ def test_the_interface_is_the_one_that_the_kernel_chooses(address: str | None):
     own = network.address_towards(address or route[0]["prefsrc"])
     assert network.interface_with(own) == route[0]["dev"]
     assert network.interface_with("203.0.113.1") is network.interface_with("::1") is None
-
-
-def test_interfaces_are_those_with_an_address():
-    found = network.interfaces()
-    assert "lo" in found
-    assert set(found) <= {name for _, name in socket.if_nameindex()}
-
-
-def test_an_interface_is_not_rejected_where_addresses_are_not_known(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """As on macOS, which has other requests than Linux."""
-    monkeypatch.setattr(network, "SIOCGIFADDR", 0)
-    monkeypatch.setattr(network, "Path", lambda path: Path("/nowhere"))
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    network.check_chosen_interfaces(uses_nccl=False)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "en9")
-    with pytest.raises(ConfigError, match="GLOO_SOCKET_IFNAME=en9: names no network interface"):
-        network.check_chosen_interfaces(uses_nccl=False)
-
-
-@pytest.mark.parametrize(
-    ("given", "taken"),
-    [
-        ("eth", ["eth0", "eth01"]),
-        ("=eth0", ["eth0"]),
-        ("ib,lo", ["ib0", "lo"]),
-        ("^lo", ["eth0", "eth01", "ib0"]),
-        ("^=eth0", ["eth01", "ib0", "lo"]),
-    ],
-)
-def test_nccl_takes_prefixes_and_exceptions(given: str, taken: list[str]):
-    names = ["eth0", "eth01", "ib0", "lo"]
-    assert [name for name in names if network.nccl_takes(name, given)] == taken
 
 
 def test_a_server_that_is_late_is_waited_for(monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,7 @@ import atexit
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ def obey_parent_only(parent: int, signals: Iterable[int]) -> None:
     # torch installs a handler of its own in a loader process later, so the signals are blocked, and
     # a thread waits for that of the rank.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    sys.excepthook = leave_out_lost_rank
     if not knows_senders():
         return
 
@@ -41,6 +43,16 @@ def obey_parent_only(parent: int, signals: Iterable[int]) -> None:
         os._exit(0)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def leave_out_lost_rank(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Print an uncaught error, but not that the rank has stopped in the middle of an exchange.
+
+    A thread of multiprocessing that hands over memory prints it, and it means nothing by then.
+    """
+    in_thread = threading.current_thread() is not threading.main_thread()
+    if not in_thread or not issubclass(kind, (EOFError, ConnectionError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 class Obedience:
