@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from samestep.callbacks import data_resume
-from samestep.plugins import loss_check
+from samestep.plugins import data_of_ranks, loss_check
 from samestep.verify import compare, known_notes, records
 from samestep.verify.compare import FLOAT64, Difference
 from samestep.verify.known_notes import INTERRUPTED, RANKS
@@ -187,9 +186,9 @@ def test_graphs_that_were_put_together_are_samples_of_their_own():
 
 
 NOTES = {
-    known_notes.LOADER: data_resume.NOTE_ON_RANKS,
-    known_notes.STREAM: data_resume.NOTE_ON_STREAMS,
-    known_notes.RANDOM_TRANSFORMS: data_resume.NOTE_ON_DRAWS,
+    known_notes.LOADER: data_of_ranks.NOTE_ON_RANKS,
+    known_notes.STREAM: data_of_ranks.NOTE_ON_STREAMS,
+    known_notes.RANDOM_TRANSFORMS: data_of_ranks.NOTE_ON_DRAWS,
 }
 
 

@@ -13,7 +13,6 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.tuner.tuning import Tuner
 
 from samestep.callbacks.checkpoints import Checkpoints, check_mode, place_model_checkpoint
-from samestep.callbacks.checks import check_supported
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
@@ -119,7 +118,6 @@ def check_callbacks(callbacks: Sequence[L.Callback]) -> None:
     """Raise a ConfigError for a callback of the user that a run cannot have."""
     has_progress = of_kind(callbacks, ShowsProgress)
     for callback in callbacks:
-        check_supported(callback, "callbacks")
         if has_progress and isinstance(callback, ProgressBar):
             raise ConfigError(
                 f"callbacks: leave out {type(callback).__name__}; Progress draws a bar already"

@@ -36,9 +36,9 @@ from samestep.run_spec import RunSpec
 
 GROUP = "samestep.plugins"
 OF_EVERY_RUN = (
-    "fast_step", "needed_names", "preflight", "compiled_code", "divided_batches", "loss_check",
-    "monitor_check", "notices", "provenance", "wall_time", "slow_ranks", "run_stats", "save_time",
-    "receipts",
+    "fast_step", "needed_names", "preflight", "checks", "compiled_code", "data_of_ranks",
+    "loss_check", "monitor_check", "notices", "provenance", "wall_time", "slow_ranks", "run_stats",
+    "save_time", "receipts",
 )  # fmt: skip
 """Those of this library, in the order in which they act; each decides itself whether it does.
 

@@ -29,7 +29,6 @@ from torch.nn.parameter import is_lazy
 
 from samestep import arguments, fit_checks, loops, option_names, plugin
 from samestep.callbacks.checkpoints import Checkpoints, keep_scores, progress_of
-from samestep.callbacks.checks import SameSubsets, SameWeights, sum_of_bits
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
@@ -59,6 +58,7 @@ from samestep.ranks import (
     stopping,
     strategies,
 )
+from samestep.ranks.devices import sum_of_bits
 from samestep.ranks.process_group import on_rank_zero
 from samestep.ranks.secrets import redact_values
 from samestep.run import checkpoint, lifecycle, phases, record, weights
@@ -667,7 +667,7 @@ def callbacks_of_run(
     # Equal slices need no weights; one rank and one batch in a step have no others.
     if environment.world_size() > 1 or spec.accumulates or spec.split_batches:
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
-    callbacks += [HparamsOnResume(), SameSubsets(), SameWeights()]
+    callbacks.append(HparamsOnResume())
     return [*callbacks, *plugin.callbacks_of(spec), *chosen, Objects(), RunState()]
 
 

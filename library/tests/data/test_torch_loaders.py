@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -25,11 +24,12 @@ from torch.utils.data import (
 )
 
 from library.tests.kit import Net, Place, batches, check_exact, fit, on_ranks
-from samestep.callbacks.data_resume import DataResume
 from samestep.data.loader import BatchLoader
 from samestep.data.sampler import SplitBatches, WrappedBatches
-from samestep.data.torch_loaders import ResumableBatches, SeededIndices, draws_in_collation
+from samestep.data.torch_loaders import ResumableBatches, SeededIndices
 from samestep.errors import ConfigError, RunError
+from samestep.plugins import data_of_ranks
+from samestep.plugins.data_of_ranks import draws_in_collation
 
 PLACES: list[Place] = [(0, 1), (1, 0), (1, 2)]
 DISTURBED: dict[str, Any] = {"how": "both", "save_every_s": 1e-9}
@@ -251,10 +251,7 @@ def test_another_number_of_ranks_is_told(tmp_path: Path, capsys):
 @pytest.mark.parametrize("name", ["shuffled", "stream", "stream with a length", "another loader"])
 def test_a_split_is_advised_where_it_is_possible(name: str):
     # Its length says nothing: limit_train_batches gives a stream one too.
-    trainer: Any = SimpleNamespace(
-        world_size=2, train_dataloader=LOADERS[name](), num_training_batches=4
-    )
-    notes = "\n".join(DataResume(0)._notes_on_ranks(trainer))
+    notes = "\n".join(data_of_ranks.notes_on([LOADERS[name]()]))
     can_be_split = name == "shuffled"
     assert ("split_batches=True splits each batch" in notes) == can_be_split
     assert ("no batch can be split" in notes) != can_be_split

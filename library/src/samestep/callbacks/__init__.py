@@ -9,7 +9,7 @@ Read in this order:
   ``hparams_on_resume`` (values that the configuration has changed), ``objects`` (what Python
   objects hold, by ``samestep.heap``) and ``stand_ins`` (objects that a module saves): the run
   resumes.
-- ``slice_weighting`` (slices of unequal length), ``checks`` (what is rejected), ``loss_guard``,
+- ``slice_weighting`` (slices of unequal length), ``loss_guard``,
   ``watchdog``, ``batch_digest`` (two batches are compared): the run stays correct.
 - ``progress`` (by ``display`` the Trainer knows that there is one), ``clock``, ``pace``,
   ``trainjob`` (for Kubeflow), ``notes``: the run is observed.

@@ -1,6 +1,6 @@
 """The training data continue where a run was interrupted, whatever loader gives them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import chain, repeat
 from typing import Any
@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from samestep.callbacks.batch_digest import BatchDigest
-from samestep.callbacks.checks import check_accumulation
 from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.run_state import Part, Saved
 from samestep.callbacks.watchdog import Watchdog
@@ -23,28 +22,15 @@ from samestep.data.seeds import mix_seed, seed_all, seed_sample
 from samestep.data.torch_loaders import (
     ResumableBatches,
     are_split,
-    draws_in_collation,
-    has_batches_of_ids,
     is_longer,
     resumable,
     unwrap,
 )
 from samestep.errors import ConfigError
-from samestep.option_names import setting
 from samestep.ranks import environment
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.process_group import gather
 
-NOTE_ON_RANKS = (
-    "Note: the training data come from an ordinary DataLoader. Its batch_size counts samples per "
-    "rank, and some samples are repeated to give all ranks as many. {} splits each batch instead, "
-    "unless the sampler is distributed already, and is exact on any number of ranks."
-)
-NOTE_ON_STREAMS = (
-    "Note: the training data give one batch after the other, and no batch can be split. Each of "
-    "several ranks sees all samples, unless the data set or its sampler divides them. "
-    "samestep.BatchLoader, of a data set with a length, is exact on any number of ranks."
-)
 NOTE_ON_OTHER_RANKS = (
     "Note: this epoch began on {} ranks, and continues on {}. The rest of it sees other samples, "
     "because an ordinary DataLoader gives each rank samples of its own."
@@ -67,11 +53,6 @@ NOTE_ON_OTHER_BATCH = (
 )
 REMEDY = (
     "Keep it by state_dict of the DataModule or the loader. `samestep verify -- <command>` finds it"
-)
-NOTE_ON_DRAWS = (
-    "Note: the data set or its collate_fn draws random numbers for whole batches, so they depend "
-    "on the number of ranks. Transforms of single samples do not, and for a BatchLoader "
-    "collate_fn=default_collate makes them so."
 )
 
 
@@ -197,26 +178,8 @@ class DataResume(Part):
         self._is_first_epoch, self.note = True, ""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say once what the training data cannot give.
-
-        Raises:
-            ConfigError: if a BatchLoader cuts steps into other parts than the Trainer accumulates.
-        """
-        check_accumulation(trainer, pl_module)
+        """Count the batches of this epoch."""
         self.epoch = trainer.current_epoch
-        if trainer.is_global_zero and trainer.world_size > 1:
-            for note in self._notes_on_ranks(trainer):
-                print_note(trainer, note)
-
-    def _notes_on_ranks(self, trainer: L.Trainer) -> Iterator[str]:
-        """What the training data cannot give to several ranks, each in a sentence."""
-        others = self._others(trainer)
-        if not are_split(others):
-            can_split = all(map(has_batches_of_ids, others))
-            note = NOTE_ON_RANKS if can_split else NOTE_ON_STREAMS
-            yield note.format(setting("split_batches", True))
-        if draws_for_batches(trainer.train_dataloader):
-            yield NOTE_ON_DRAWS
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data at the start of a new epoch."""
@@ -359,14 +322,6 @@ class DataResume(Part):
             print_note(trainer, NOTE_ON_OTHER_RANKS.format(saved, now))
         if self._num_read < self.batch:
             print_note(trainer, NOTE_ON_READING.format(self.batch - self._num_read))
-
-
-def draws_for_batches(loaders: Any) -> bool:
-    """Whether random numbers are drawn for a slice, and not for each sample."""
-    exact = [*find_batch_loaders(loaders)]
-    # Without a split each rank has batches of its own, which another note says.
-    split = [loader for loader in find_loaders(loaders) if loader in exact or are_split([loader])]
-    return any(loader.draws_by_slice() for loader in exact) or any(map(draws_in_collation, split))
 
 
 def generators_of(loaders: Any) -> list[torch.Generator]:

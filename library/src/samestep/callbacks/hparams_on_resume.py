@@ -10,7 +10,6 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
-from samestep.callbacks.checks import check_supported
 from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.run_state import Part, Saved
 from samestep.errors import ConfigError
@@ -69,17 +68,11 @@ class HparamsOnResume(Part):
         """The tensors that had grown before that checkpoint."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Forget an earlier ``fit``, and check the callbacks that the module itself has brought.
-
-        Raises:
-            ConfigError: if one of them is not supported.
-        """
+        """Forget an earlier ``fit``."""
         # A second `fit` begins with new optimizers, and must not compare them with those of a
         # checkpoint that the first one has read.
         if stage == "fit":
             self._reset()
-        for callback in callbacks_of(trainer, L.Callback):
-            check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the first values, before Lightning restores the saved ones."""

@@ -10,15 +10,12 @@ they do not depend on what was read or trained before.
 """
 
 import copy
-import random
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import count, islice, tee
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from samestep.data.sampler import RankIndices, SplitBatches, WrappedBatches
@@ -207,32 +204,3 @@ def unwrap(loader: Any) -> None:
     """
     while isinstance(getattr(loader, "batch_sampler", None), WrappedBatches):
         vars(loader)["batch_sampler"] = loader.batch_sampler.batches
-
-
-def draws_in_collation(loader: Any) -> bool:
-    """Whether the ``collate_fn`` of a loader draws random numbers; it reads two samples for that.
-
-    It has the samples of one slice only, and draws other numbers for another slice.
-    """
-    collate = getattr(loader, "slices", loader).collate_fn
-    # torch's own draw nothing; without one the data set makes the batch.
-    if collate is None or getattr(collate, "__module__", "").startswith("torch."):
-        return False
-    with isolated_rng():
-        try:
-            # A copy, because a data set may count what it reads.
-            data = copy.copy(loader.dataset)
-            samples = [data[0], data[1]]
-            seed_sample(0)
-            untouched = draw()
-            seed_sample(0)
-            collate(samples)
-        except Exception:
-            # Such as a data set without these indices, whose error the first batch would raise too.
-            return False
-        return draw() != untouched
-
-
-def draw() -> tuple[float, ...]:
-    """A number of each global generator, which tells whether another one was drawn before."""
-    return torch.rand(()).item(), np.random.rand(), random.random()

@@ -2,8 +2,9 @@
 
 Promise: a run that asks for none of them computes and saves the same without them.
 
+- ``checks``: rejects what could not resume exactly, or would be wrong without anybody noticing.
 - ``compiled_code``: what torch.compile has made lies beside the checkpoint.
-- ``divided_batches``: finds data that are divided by the number of ranks twice, or not at all.
+- ``data_of_ranks``: says what several ranks do with the training data.
 - ``fast_step``: a shorter way through an ordinary step.
 - ``loss_check`` with ``step_probe`` (computes a step), ``samples`` (of a batch of any kind) and
   ``forked`` (leaves no trace): names what would make other steps on several ranks.

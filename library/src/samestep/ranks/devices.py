@@ -39,6 +39,18 @@ def with_64_bits(tensor: Tensor) -> Tensor:
     return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
+# Integers of the same size as a float, to compare its bits.
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def sum_of_bits(tensor: Tensor) -> Tensor:
+    """A number that differs if the tensors of two ranks do, also where they are nan."""
+    tensor = with_64_bits(tensor.detach())
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    # Integers, because nan differs from itself, and a sum of floats would round differences away.
+    return values.view(INTEGERS[values.element_size()]).sum(dtype=torch.int64)
+
+
 class Copy(NamedTuple):
     """Numbers on their way from a GPU."""
 

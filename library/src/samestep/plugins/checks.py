@@ -1,8 +1,8 @@
 """Rejects what could not resume exactly, or would be wrong without anybody noticing.
 
 ``check_supported`` names callbacks of Lightning, ``check_accumulation`` a loader that cuts steps
-differently than the Trainer, ``SameSubsets`` training samples that are chosen again and otherwise,
-and ``SameWeights`` ranks that train different models.
+differently than the Trainer, ``Checks`` training samples that are chosen again and otherwise, and
+ranks that train different models.
 """
 
 import zlib
@@ -22,17 +22,20 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DistributedSampler, Subset
 
+from samestep.arguments import as_list
 from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.run_state import Part, Saved
 from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import compat, devices
+from samestep.plugin import Given
+from samestep.ranks import compat
+from samestep.ranks.devices import sum_of_bits
 from samestep.ranks.process_group import gather
 from samestep.ranks.strategies import is_sharded
+from samestep.run_spec import RunSpec
 
 UNSUPPORTED: dict[type[L.Callback], str] = {
     LearningRateFinder: "it trains before the run begins, and again each time the run resumes; "
@@ -47,9 +50,6 @@ UNSUPPORTED: dict[type[L.Callback], str] = {
     "Checkpoints saves what is needed to resume",
     SpikeDetection: "its state cannot be saved (Lightning 2.6); LossGuard watches the gradients",
 }
-
-# Integers of the same size as a float, to compare its bits.
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_supported(callback: L.Callback, name: str) -> None:
@@ -88,46 +88,6 @@ class UnequalWeightsError(RunError):
     is_final = True
 
 
-class SameWeights(L.Callback):
-    """Ends a run whose ranks have different weights, before they are saved.
-
-    A checkpoint holds the weights of rank zero: on resume the other ranks would silently continue
-    with weights that they have not trained. Sharded weights are one for all ranks.
-    """
-
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Compare one number for each parameter.
-
-        Raises:
-            UnequalWeightsError: with the names of the parameters that differ.
-        """
-        has_replicas = isinstance(trainer.strategy, DDPStrategy) or is_sharded(trainer.strategy)
-        if trainer.world_size == 1 or not has_replicas:
-            return
-        names: list[str] = []
-        sums: list[Tensor] = []
-        for name, parameter in pl_module.named_parameters():
-            if not isinstance(parameter, DTensor):
-                names.append(name)
-                sums.append(sum_of_bits(parameter))
-        if not names:
-            return
-        # Stacked, so that the device is read once and not for each parameter.
-        of_ranks = torch.tensor(gather(torch.stack(sums).tolist()))
-        differs = (of_ranks != of_ranks[0]).any(0).tolist()
-        unequal = list(compress(names, differs))
-        if unequal:
-            raise UnequalWeightsError(
-                f"the ranks have different weights before step {trainer.global_step} is saved: "
-                f"{join_names(unequal)}. The model changes them without DDP: by gradients "
-                "of one rank (loss.backward() instead of self.manual_backward(loss), a parameter "
-                "that is added while the run trains), by random numbers of one rank, or by a step "
-                "that only some ranks take"
-            )
-
-
 NOTE_ON_SUBSETS = (
     "Note: the training data are other samples than before the interruption: what was validated "
     "may be trained on. They are chosen by random numbers that nothing has seeded; build "
@@ -135,11 +95,31 @@ NOTE_ON_SUBSETS = (
 )
 
 
-class SameSubsets(Part):
-    """Finds training samples that a script chooses again at each start, and otherwise.
+def change(given: Given) -> Given:
+    """The arguments as they are, if a run can have such callbacks.
 
-    A ``random_split`` before the Trainer is made has numbers of its own in each start and on each
-    rank. In hooks of a DataModule, and after the Trainer, it is seeded.
+    Raises:
+        ConfigError: if one of them is not supported.
+    """
+    for callback in as_list(given.callbacks):
+        check_supported(callback, "callbacks")
+    return given
+
+
+def callback(spec: RunSpec) -> L.Callback:
+    """``Checks``, which every run has."""
+    return Checks()
+
+
+class Checks(Part):
+    """Ends a run before its first step, or before its ranks save what only one of them has.
+
+    - A module may bring callbacks that a run cannot have.
+    - A ``random_split`` before the Trainer is made has numbers of its own in each start and on each
+      rank. In hooks of a DataModule, and after the Trainer, it is seeded.
+    - A checkpoint holds the weights of rank zero: where the ranks have different ones, the others
+      would silently continue with weights that they have not trained. Sharded weights are one for
+      all ranks.
     """
 
     key = "subsets"
@@ -147,12 +127,23 @@ class SameSubsets(Part):
     def __init__(self) -> None:
         self._saved: list[int | None] = []
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Check the callbacks that the module itself has brought.
+
+        Raises:
+            ConfigError: if one of them is not supported.
+        """
+        for callback in compat.callbacks_of(trainer, L.Callback):
+            check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Compare the samples with those of other ranks and of earlier starts.
 
         Raises:
-            ConfigError: if the ranks, which get slices of the same batches, have chosen others.
+            ConfigError: if the ranks, which get slices of the same batches, have chosen others; or
+                if a BatchLoader cuts steps into other parts than the Trainer accumulates.
         """
+        check_accumulation(trainer, pl_module)
         choices = choices_of(trainer)
         of_ranks = gather(choices)
         if of_ranks.count(of_ranks[0]) < len(of_ranks):
@@ -176,6 +167,34 @@ class SameSubsets(Part):
     def load(self, trainer: L.Trainer, checkpoint: dict[str, Any], saved: Saved) -> None:
         """Remember them until the loaders exist."""
         self._saved = saved.own
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Compare one number for each parameter.
+
+        Raises:
+            UnequalWeightsError: with the names of the parameters that differ.
+        """
+        has_replicas = isinstance(trainer.strategy, DDPStrategy) or is_sharded(trainer.strategy)
+        if trainer.world_size == 1 or not has_replicas:
+            return
+        replicated = {n: p for n, p in pl_module.named_parameters() if not isinstance(p, DTensor)}
+        if not replicated:
+            return
+        # Stacked, so that the device is read once and not for each parameter.
+        sums = torch.stack([*map(sum_of_bits, replicated.values())])
+        of_ranks = torch.tensor(gather(sums.tolist()))
+        differs = (of_ranks != of_ranks[0]).any(0).tolist()
+        unequal = list(compress(replicated, differs))
+        if unequal:
+            raise UnequalWeightsError(
+                f"the ranks have different weights before step {trainer.global_step} is saved: "
+                f"{join_names(unequal)}. The model changes them without DDP: by gradients "
+                "of one rank (loss.backward() instead of self.manual_backward(loss), a parameter "
+                "that is added while the run trains), by random numbers of one rank, or by a step "
+                "that only some ranks take"
+            )
 
 
 def choices_of(trainer: L.Trainer) -> list[int | None]:
@@ -202,11 +221,3 @@ def digest_of_choice(loader: Any) -> int | None:
             digest = zlib.crc32(chosen.tobytes(), digest or 0)
         data = getattr(data, "dataset", None)
     return digest
-
-
-def sum_of_bits(tensor: Tensor) -> Tensor:
-    """A number that differs if the tensors of two ranks do, also where they are nan."""
-    tensor = devices.with_64_bits(tensor.detach())
-    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    # Integers, because nan differs from itself, and a sum of floats would round differences away.
-    return values.view(INTEGERS[values.element_size()]).sum(dtype=torch.int64)

@@ -1,17 +1,22 @@
-"""Finds data that are divided by the number of ranks twice, or not at all."""
+"""Says what several ranks do with the training data: divided twice, not at all, or in part."""
 
+import copy
+import random
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning as L
+import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 from samestep.callbacks.batch_digest import BatchDigest
 from samestep.callbacks.notes import print_note
-from samestep.data.loaders import find_loaders
+from samestep.data.loaders import find_batch_loaders, find_loaders
 from samestep.data.sampler import ExactLoader
-from samestep.data.torch_loaders import split_of
+from samestep.data.seeds import isolated_rng, seed_sample
+from samestep.data.torch_loaders import are_split, has_batches_of_ids, split_of
 from samestep.errors import ConfigError
 from samestep.option_names import setting
 from samestep.plugin import Plugin
@@ -19,6 +24,21 @@ from samestep.ranks import environment
 from samestep.ranks.process_group import gather
 from samestep.run_spec import RunSpec
 
+NOTE_ON_RANKS = (
+    "Note: the training data come from an ordinary DataLoader. Its batch_size counts samples per "
+    "rank, and some samples are repeated to give all ranks as many. {} splits each batch instead, "
+    "unless the sampler is distributed already, and is exact on any number of ranks."
+)
+NOTE_ON_STREAMS = (
+    "Note: the training data give one batch after the other, and no batch can be split. Each of "
+    "several ranks sees all samples, unless the data set or its sampler divides them. "
+    "samestep.BatchLoader, of a data set with a length, is exact on any number of ranks."
+)
+NOTE_ON_DRAWS = (
+    "Note: the data set or its collate_fn draws random numbers for whole batches, so they depend "
+    "on the number of ranks. Transforms of single samples do not, and for a BatchLoader "
+    "collate_fn=default_collate makes them so."
+)
 NOTE_ON_REPEATED = (
     "Note: all {0} ranks have read the same first batch of a stream, so they train on each sample "
     "{0} times. Let the data set give each rank samples of its own, by torch.distributed.get_rank()"
@@ -27,12 +47,12 @@ BATCH_SIZE = re.compile(r"(.+_)?(batch_?size|global_?batch|bs)")
 
 
 def callback(spec: RunSpec) -> L.Callback | None:
-    """``DividedBatches``, if there are several ranks."""
-    return DividedBatches() if environment.world_size() > 1 else None
+    """``DataOfRanks``, if there are several ranks."""
+    return DataOfRanks() if environment.world_size() > 1 else None
 
 
-class DividedBatches(Plugin):
-    """Rejects a batch size that the user's data have divided; names a stream that nobody divides.
+class DataOfRanks(Plugin):
+    """Rejects a batch size that the user's data have divided; says what ranks see of the data.
 
     Lightning gives every rank a stream whole; only its data set can divide it.
     """
@@ -60,6 +80,9 @@ class DividedBatches(Plugin):
                     f"let the loader take all {given[name]}: {divides} counts samples over all "
                     "ranks"
                 )
+        if trainer.is_global_zero:
+            for note in notes_on(loaders):
+                print_note(trainer, note)
 
     def on_batch_read(self, trainer: L.Trainer, batch_idx: int, batch: Any) -> None:
         """Say that the ranks have read the same samples first, if they have."""
@@ -70,6 +93,17 @@ class DividedBatches(Plugin):
         # 0 if nothing could be compared, such as what a GPU holds.
         if digests[0] != 0 and len(set(digests)) == 1:
             print_note(trainer, NOTE_ON_REPEATED.format(len(digests)))
+
+
+def notes_on(loaders: list[Any]) -> Iterator[str]:
+    """What the training data cannot give to several ranks, each in a sentence."""
+    others = [loader for loader in loaders if not isinstance(loader, ExactLoader)]
+    if not are_split(others):
+        can_split = all(map(has_batches_of_ids, others))
+        note = NOTE_ON_RANKS if can_split else NOTE_ON_STREAMS
+        yield note.format(setting("split_batches", True))
+    if draws_for_batches(loaders):
+        yield NOTE_ON_DRAWS
 
 
 def find_multiple(given: Mapping[str, int], size: int, num_ranks: int) -> str | None:
@@ -113,3 +147,40 @@ def batch_sizes_in(values: Any) -> Iterator[tuple[str, int]]:
             yield from batch_sizes_in(value)
         elif type(value) is int and BATCH_SIZE.fullmatch(str(name)):
             yield str(name), value
+
+
+def draws_for_batches(loaders: Any) -> bool:
+    """Whether random numbers are drawn for a slice, and not for each sample."""
+    exact = [*find_batch_loaders(loaders)]
+    # Without a split each rank has batches of its own, which another note says.
+    split = [loader for loader in find_loaders(loaders) if loader in exact or are_split([loader])]
+    return any(loader.draws_by_slice() for loader in exact) or any(map(draws_in_collation, split))
+
+
+def draws_in_collation(loader: Any) -> bool:
+    """Whether the ``collate_fn`` of a loader draws random numbers; it reads two samples for that.
+
+    It has the samples of one slice only, and draws other numbers for another slice.
+    """
+    collate = getattr(loader, "slices", loader).collate_fn
+    # torch's own draw nothing; without one the data set makes the batch.
+    if collate is None or getattr(collate, "__module__", "").startswith("torch."):
+        return False
+    with isolated_rng():
+        try:
+            # A copy, because a data set may count what it reads.
+            data = copy.copy(loader.dataset)
+            samples = [data[0], data[1]]
+            seed_sample(0)
+            untouched = draw()
+            seed_sample(0)
+            collate(samples)
+        except Exception:
+            # Such as a data set without these indices, whose error the first batch would raise too.
+            return False
+        return draw() != untouched
+
+
+def draw() -> tuple[float, ...]:
+    """A number of each global generator, which tells whether another one was drawn before."""
+    return torch.rand(()).item(), np.random.rand(), random.random()

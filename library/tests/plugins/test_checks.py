@@ -22,16 +22,11 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 from library.tests.kit import Net, Scores, batches, fit, on_ranks
 from samestep import Trainer
-from samestep.callbacks import checks
 from samestep.callbacks.checkpoints import Checkpoints
-from samestep.callbacks.checks import (
-    UNSUPPORTED,
-    SameWeights,
-    UnequalWeightsError,
-    check_supported,
-    sum_of_bits,
-)
 from samestep.errors import ConfigError
+from samestep.plugins import checks
+from samestep.plugins.checks import UNSUPPORTED, Checks, UnequalWeightsError, check_supported
+from samestep.ranks.devices import sum_of_bits
 from samestep.run.checkpoint import load
 
 
@@ -123,9 +118,9 @@ def test_different_weights_of_ranks_end_the_run(monkeypatch: pytest.MonkeyPatch,
     trainer: Any = SimpleNamespace(world_size=2, strategy=DDPStrategy(), global_step=12)
     model: Any = torch.nn.Linear(2, 1)
     if step == 0:
-        return SameWeights().on_save_checkpoint(trainer, model, {})
+        return Checks().on_save_checkpoint(trainer, model, {})
     with pytest.raises(UnequalWeightsError, match=r"different weights before step 12 .*: bias\."):
-        SameWeights().on_save_checkpoint(trainer, model, {})
+        Checks().on_save_checkpoint(trainer, model, {})
     return None
 
 
