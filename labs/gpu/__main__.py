@@ -16,7 +16,8 @@ from pathlib import Path
 
 from labs.command import is_chosen, make_parser
 from library.tests.programs import PATIENCE_S
-from samestep.ranks import device_option, process
+from samestep.plugins import device_option
+from samestep.ranks import process
 from samestep.verify.experiments import AGAIN, DIFFERS, FAILED, GOOD, Cell, Experiments, Settings
 from tests.conftest import ROOT, environment
 

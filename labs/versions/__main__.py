@@ -40,7 +40,7 @@ CORE = (
     "library/tests/callbacks/test_rank_state.py", "library/tests/callbacks/test_objects.py",
     "library/tests/callbacks/test_best_checkpoint.py", "library/tests/ranks/test_compat.py",
     "library/tests/ranks/test_signals_of_runs.py", "library/tests/node/test_agent.py",
-    "library/tests/ranks/test_starting.py", "library/tests/node/test_hung_ranks.py",
+    "library/tests/plugins/test_starting.py", "library/tests/node/test_hung_ranks.py",
     "library/tests/test_lightning_names.py",
 )  # fmt: skip
 """Tests of what makes a run the same, without the report, launching and the template."""

@@ -22,7 +22,8 @@ from library.tests.kit import Net, batches, check_same, fit, rows, weights
 from library.tests.programs import environment, free_port, run, run_code, run_ranks
 from samestep import Trainer, arguments
 from samestep.errors import ConfigError
-from samestep.ranks import run_dirs, starting
+from samestep.plugins import starting
+from samestep.ranks import run_dirs
 from samestep.run import record
 from samestep.run.copies import KeepsCopy
 from samestep.trainer import front_end_of_script

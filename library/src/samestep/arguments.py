@@ -1,19 +1,16 @@
-"""Arguments of ``samestep.Trainer``: what a run cannot have is rejected, the rest completed."""
+"""Arguments of ``samestep.Trainer``: what is missing is completed, what has no effect is said."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, wraps
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.tuner.tuning import Tuner
 
 from samestep.callbacks.checkpoints import Checkpoints, check_mode, place_model_checkpoint
-from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
@@ -21,13 +18,6 @@ from samestep.ranks import environment, strategies
 from samestep.ranks.compat import of_kind
 from samestep.run.layout import shorten
 from samestep.run.save_interval import Seconds
-
-FIXED: dict[str, tuple[Any, str]] = {
-    "barebones": (False, "a run needs its callbacks and its history"),
-    "overfit_batches": (0, "it replaces the order of the data; use limit_train_batches"),
-    "reload_dataloaders_every_n_epochs": (0, "an interrupted epoch needs its own loader"),
-}
-"""Arguments of Lightning's Trainer that can have no other value than this one, or None, and why."""
 
 
 def as_list(value: Any) -> list[Any]:
@@ -42,10 +32,6 @@ def as_list(value: Any) -> list[Any]:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise a ConfigError for the first argument that contradicts what a run is."""
-    for name, (needed, why) in FIXED.items():
-        value = options.get(name)
-        if value not in (None, needed):
-            raise ConfigError(f"{setting(name, value)}: is not supported: {why}")
     strategies.check(options["strategy"])
     check_mode(options["monitor"], options["mode"])
 
@@ -83,45 +69,6 @@ def note_unused(unused: Mapping[str, str]) -> None:
     _noted.update(unused)
     if new and environment.rank() == 0:
         print(f"Note: these arguments have no effect: {', '.join(new)}", flush=True)
-
-
-@cache  # once in a process, which may have several runs
-def reject_tuner(kind: type) -> None:
-    """Let the methods of Lightning's Tuner raise an error with a Trainer of one kind.
-
-    Before they call the Trainer: on several ranks that of Lightning 2.6 is a traceback.
-    """
-
-    def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(call)
-        def raise_or_call(tuner: Any, *args: Any, **options: Any) -> Any:
-            if isinstance(tuner._trainer, kind):
-                raise tuner_error(name)
-            return call(tuner, *args, **options)
-
-        return raise_or_call
-
-    for name in ("lr_find", "scale_batch_size"):
-        setattr(Tuner, name, wrap(name, getattr(Tuner, name)))
-
-
-def tuner_error(method: str) -> ConfigError:
-    """The error of a method of Lightning's Tuner that is called with a Trainer of a run."""
-    return ConfigError(
-        f"Tuner.{method}: is not supported with samestep.Trainer: it trains before the run begins, "
-        "and again each time the run resumes; call it before, with another Trainer: "
-        f"Tuner(lightning.Trainer()).{method}(model, ...)"
-    )
-
-
-def check_callbacks(callbacks: Sequence[L.Callback]) -> None:
-    """Raise a ConfigError for a callback of the user that a run cannot have."""
-    has_progress = of_kind(callbacks, ShowsProgress)
-    for callback in callbacks:
-        if has_progress and isinstance(callback, ProgressBar):
-            raise ConfigError(
-                f"callbacks: leave out {type(callback).__name__}; Progress draws a bar already"
-            )
 
 
 def place_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:

@@ -14,7 +14,8 @@ from samestep.errors import RunError
 from samestep.hydra.front_end import topology_of
 from samestep.hydra.program import compose_run
 from samestep.node import agent
-from samestep.ranks import environment, failure, starting
+from samestep.plugins import starting
+from samestep.ranks import environment, failure
 
 
 def main(overrides: Sequence[str]) -> int:

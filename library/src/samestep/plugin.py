@@ -4,6 +4,7 @@ A plug-in is a module, or an object, that has some of these functions:
 
 - ``callback(spec)``: a callback for a run, or None where it has nothing to do. ``Plugin`` has hooks
   that Lightning's callbacks have not.
+- ``start_ranks(spec, num_nodes)``: may replace this process before it becomes a rank.
 - ``before_meeting(accelerator)``: called on each rank before it meets the others.
 - ``before_run(spec, model, data)``: called on each rank before anything is written.
 - ``note_start(spec, starts, first_step)``: adds facts to the newest of the starts in ``run.json``,
@@ -36,9 +37,9 @@ from samestep.run_spec import RunSpec
 
 GROUP = "samestep.plugins"
 OF_EVERY_RUN = (
-    "fast_step", "needed_names", "preflight", "checks", "compiled_code", "data_of_ranks",
-    "loss_check", "monitor_check", "notices", "provenance", "wall_time", "slow_ranks", "run_stats",
-    "save_time", "receipts",
+    "starting", "fast_step", "needed_names", "preflight", "measured_shares", "checks",
+    "compiled_code", "data_of_ranks", "loss_check", "monitor_check", "notices", "provenance",
+    "wall_time", "slow_ranks", "epoch_means", "run_stats", "save_time", "receipts",
 )  # fmt: skip
 """Those of this library, in the order in which they act; each decides itself whether it does.
 

@@ -45,7 +45,6 @@ from samestep.plugin import Given
 from samestep.ranks import (
     compat,
     ddp,
-    device_option,
     environment,
     epoch_logs,
     failure,
@@ -54,7 +53,6 @@ from samestep.ranks import (
     output,
     process_group,
     run_dirs,
-    starting,
     stopping,
     strategies,
 )
@@ -153,6 +151,8 @@ class Trainer(L.Trainer):
         **options: Any,
     ) -> None:
         run_dir = run_dirs.fix(run_dir)
+        added = run or front_end_of_script(run_dir, arguments.as_list(callbacks))
+        option_names.use(added.option_names, added.option_words)
         given = plugin.change(
             Given(
                 run_dir, run, accelerator, devices, num_nodes, callbacks, logger, allow, options
@@ -161,20 +161,17 @@ class Trainer(L.Trainer):
         run_dir, run, accelerator, devices, num_nodes, callbacks, logger, allow, options = given
         own = arguments.as_list(callbacks)
         added = run or front_end_of_script(run_dir, own)
-        option_names.use(added.option_names, added.option_words)
         failure.ErrorHook.install()
         output.make_streams_safe()
         arguments.check_options({**options, "strategy": strategy, "monitor": monitor, "mode": mode})
-        arguments.reject_tuner(Trainer)
         plugins, unused = arguments.take_unused(options, plugins, run_dir)
         environment.use_srun_ranks()
-        arguments.check_callbacks(own)
         self.spec: RunSpec = replace(
             added,
             run_dir=run_dir,
             seed=seed,
             accelerator=accelerator,
-            devices=device_option.expected(devices),
+            devices=devices,
             num_nodes=None if added.is_elastic else num_nodes,
             strategy=strategies.name_of(strategy),
             sync_batchnorm=bool(options.get("sync_batchnorm")),
@@ -190,13 +187,9 @@ class Trainer(L.Trainer):
             saves_nothing=bool(options.get("fast_dev_run")),
         )
         """The facts of this run."""
-        num_processes = starting.num_processes(accelerator, devices, num_nodes)
-        if num_processes > 1:
-            # This process becomes the agent, and the script begins again in each rank.
-            program = starting.this_program()
-            run_dirs.hand_on()
-            device_option.name_to_ranks(devices)
-            starting.become_agent(program, num_processes, run_id=self.spec.run_id)
+        # With several devices under plain Python this process becomes the agent of the ranks, in
+        # which the script begins again.
+        plugin.call("start_ranks", self.spec, num_nodes)
         phases.switch(phases.START)
         # Not before: the process of the agent is no rank, and rank zero prints the notes.
         arguments.note_unused(unused)

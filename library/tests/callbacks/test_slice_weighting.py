@@ -16,6 +16,7 @@ from samestep.data.loader import BatchLoader
 from samestep.data.loaders import find_batch_loaders
 from samestep.errors import ConfigError
 from samestep.plugins import preflight
+from samestep.plugins.measured_shares import MeasuredShares
 from samestep.ranks import environment, process_group
 from samestep.run_spec import RunSpec
 
@@ -183,7 +184,7 @@ def fit_measured(
     three_ranks["speeds"] = list(speeds)
     callback = SliceWeighting("auto")
     callback.load_state_dict(saved or {})
-    trainer = L.Trainer(max_epochs=1, callbacks=[callback], **QUIET)
+    trainer = L.Trainer(max_epochs=1, callbacks=[callback, MeasuredShares()], **QUIET)
     trainer.fit(Model(), BatchLoader(DATA, 8))
     return callback
 
@@ -210,8 +211,8 @@ def test_each_rank_measures_its_own_speed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process_group, "gather", lambda value: seen.append(value) or [value, value])
     seconds = iter(range(1000))  # each forward pass of 4 samples takes one second
     monkeypatch.setattr(clock, "synchronized_time", lambda pl_module: float(next(seconds)))
-    trainer = L.Trainer(max_epochs=1, callbacks=[SliceWeighting("auto")], **QUIET)
-    trainer.fit(Model(), BatchLoader(DATA, 8))
+    callbacks = [SliceWeighting("auto"), MeasuredShares()]
+    L.Trainer(max_epochs=1, callbacks=callbacks, **QUIET).fit(Model(), BatchLoader(DATA, 8))
     assert seen[-1] == 4.0
 
 

@@ -10,9 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from samestep import losses
-from samestep.callbacks.clock import ForwardTimer
-from samestep.callbacks.notes import print_note
-from samestep.data.loaders import find_batch_loaders, find_loaders, order_of, orders_of
+from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.data.sampler import (
     BatchesOfRank,
     GlobalBatchSampler,
@@ -25,8 +23,6 @@ from samestep.option_names import option, setting
 from samestep.ranks import environment, process_group
 from samestep.ranks.compat import of_kind
 from samestep.ranks.gradients import parameters_of
-
-SIMILAR = 1.1  # ranks whose speeds differ by at most this factor keep their shares
 
 
 class SliceWeighting(L.Callback):
@@ -72,8 +68,8 @@ class SliceWeighting(L.Callback):
         self._checked_epoch = -1
         self._batch = 0  # of this epoch
         self._saved: tuple[float, ...] = ()  # the shares of a checkpoint
-        self._is_measured = False  # whether the shares follow the speeds of the ranks
-        self._timer = ForwardTimer()
+        self.is_measured = False
+        """Whether the shares follow the speeds of the ranks; see ``plugins.measured_shares``."""
         self._has_patched = False
         self._means: list[losses.Mean] = []  # of this batch
         self._accumulated = losses.AccumulatedMean()
@@ -126,8 +122,8 @@ class SliceWeighting(L.Callback):
                 f"{setting('shares', 'equal')}"
             )
         self.asked = asked
-        self._is_measured = asked == "auto"
-        if not self._is_measured:
+        self.is_measured = asked == "auto"
+        if not self.is_measured:
             self.shares = tuple(shares_of_ranks(list(map(float, asked))))
         elif len(self._saved) == environment.world_size():
             self.shares = self._saved
@@ -159,8 +155,6 @@ class SliceWeighting(L.Callback):
         self._means = []
         accumulates = trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization
         losses.begin_batch(counts=has_samples, means=self._means if accumulates else None)
-        if self._is_measured:
-            self._timer.start(pl_module, batch_idx)
 
     def _check_splits(self, trainer: L.Trainer) -> None:
         # Once per epoch: a difference shows in its first batch, and asking the ranks takes time.
@@ -182,8 +176,6 @@ class SliceWeighting(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
         """Weight this slice."""
-        if self._timer.is_running:
-            self._stop_timer(trainer, pl_module)
         if trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization:
             self._accumulate_means(trainer, loss)
         weight = self.weight()
@@ -206,24 +198,10 @@ class SliceWeighting(L.Callback):
         """Divide accumulated gradients by the denominator of the whole step."""
         self._accumulated.finish(parameters_of(optimizer))
 
-    def _stop_timer(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        order = order_of(trainer)
-        if isinstance(order, GlobalBatchSampler):
-            self._timer.stop(pl_module, order.lengths(self._batch)[order.rank])
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Agree on the shares of the next epoch, if the ranks are measured."""
-        if not self._is_measured:
-            return
-        speeds = process_group.gather(self._timer.reset())
-        shares = measured_shares(speeds, self.shares)
-        if shares is None:
-            return
+    def use_shares(self, trainer: L.Trainer, shares: tuple[float, ...]) -> None:
+        """Give the ranks these shares from the next epoch on."""
         self.shares = shares
         self._slice_training_data(trainer)
-        shown = ", ".join(f"{share:g}" for share in shares)
-        epoch = trainer.current_epoch + 1
-        print_note(trainer, f"Shares of the ranks: {shown} (measured in epoch {epoch})")
 
     def state_dict(self) -> dict[str, Any]:
         """The shares that were measured."""
@@ -283,20 +261,6 @@ def check_single_loader(num_loaders: int, trainer: L.Trainer) -> None:
             f"{trainer.accumulate_grad_batches} accumulated batches, with drop_last=True and "
             f"{setting('shares', 'equal')}"
         )
-
-
-def measured_shares(speeds: list[float], shares: tuple[float, ...]) -> tuple[float, ...] | None:
-    """Shares in proportion to the speeds of the ranks; None if ``shares`` suit them already."""
-    slowest = min(speeds)
-    # An epoch of a few batches measures nothing.
-    if slowest <= 0:
-        return None
-    shares = shares or (1.0,) * len(speeds)
-    # In proportion to the time of a forward pass. Small differences are noise.
-    times = [share / speed for share, speed in zip(shares, speeds, strict=True)]
-    if max(times) <= SIMILAR * min(times):
-        return None
-    return tuple(round(speed / slowest, 2) for speed in speeds)
 
 
 def shares_of_ranks(shares: Sequence[float]) -> list[float]:

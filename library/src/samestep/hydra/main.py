@@ -24,7 +24,8 @@ from samestep.hydra.overrides import rewrite_overrides
 from samestep.hydra.program import compose_run
 from samestep.hydra.project import configs_folder, project_folder
 from samestep.hydra.schema import OF_RUN
-from samestep.ranks import environment, failure, starting
+from samestep.plugins import starting
+from samestep.ranks import environment, failure
 from samestep.run import lock
 
 Result = TypeVar("Result")

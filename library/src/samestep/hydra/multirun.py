@@ -29,7 +29,8 @@ from samestep.hydra.front_end import topology_of
 from samestep.hydra.overrides import GridRun, parse
 from samestep.hydra.project import VARIABLE, project_folder
 from samestep.hydra.rules import NAME
-from samestep.ranks import environment, starting
+from samestep.plugins import starting
+from samestep.ranks import environment
 
 PREFIX = "grid."
 LOCAL = "local"

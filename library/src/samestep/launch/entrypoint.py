@@ -25,7 +25,8 @@ from samestep.launch import starts
 from samestep.node import pid1, rendezvous
 from samestep.node.cluster_environment import Node, read_node
 from samestep.node.outcome import Outcome
-from samestep.ranks import device_option, environment, failure, process
+from samestep.plugins import device_option
+from samestep.ranks import environment, failure, process
 from samestep.ranks.secrets import redact
 
 DEFAULTS = {  # each line of stderr begins with its rank, and is kept in a file

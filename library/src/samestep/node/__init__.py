@@ -9,5 +9,5 @@ torchrun's), ``outcome`` (how the ranks ended), ``hung_ranks`` (ends ranks that 
 ``requests`` (signals that ask ranks to save), ``etcd_rendezvous`` (where nodes that come and go
 meet), ``pid1`` (the first process of a container), ``run_script`` (the command ``samestep run``).
 No rank imports any of them: the process of a Trainer that starts ranks becomes the agent, see
-``samestep.ranks.starting``.
+``samestep.plugins.starting``.
 """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main() -> NoReturn:
-    """Be the agent that the process of a Trainer has become, see ``samestep.ranks.starting``."""
+    """Be the agent that the process of a Trainer has become, see ``samestep.plugins.starting``."""
     interrupts.interrupt_at_once()
     failure.ErrorHook.install()
     output.make_streams_safe()

@@ -26,7 +26,8 @@ from samestep.command_line import fit_terminal
 from samestep.errors import ConfigError
 from samestep.node import agent, rendezvous
 from samestep.node.cluster_environment import read_node
-from samestep.ranks import device_option, environment, interrupts
+from samestep.plugins import device_option
+from samestep.ranks import environment, interrupts
 
 DEFAULTS = {"PET_NPROC_PER_NODE": "1"}
 

@@ -5,9 +5,11 @@ Promise: a run that asks for none of them computes and saves the same without th
 - ``checks``: rejects what could not resume exactly, or would be wrong without anybody noticing.
 - ``compiled_code``: what torch.compile has made lies beside the checkpoint.
 - ``data_of_ranks``: says what several ranks do with the training data.
+- ``epoch_means``: the mean over the epoch of what a module logs per step only.
 - ``fast_step``: a shorter way through an ordinary step.
 - ``loss_check`` with ``step_probe`` (computes a step), ``samples`` (of a batch of any kind) and
   ``forked`` (leaves no trace): names what would make other steps on several ranks.
+- ``measured_shares``: ranks of unequal machines get unequal slices.
 - ``monitor_check``: rejects a monitor that validation does not log, before training begins.
 - ``needed_names``: rejects versions of torch and Lightning that lack what a run needs.
 - ``notices``: saves at once when the machine will be taken away.
@@ -19,5 +21,6 @@ Promise: a run that asks for none of them computes and saves the same without th
 - ``receipts`` with ``receipt_files``: steps that are repeated are compared with what they were.
 - ``replication``: checkpoints for nodes that do not share the directory.
 - ``slurm``: SIGUSR1 queues the job again.
+- ``starting`` with ``device_option`` (what ``devices`` means): how a Trainer starts ranks.
 - ``trackers``: Lightning's loggers for TensorBoard, CSV, W&B and MLflow.
 """

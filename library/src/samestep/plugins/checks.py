@@ -6,6 +6,8 @@ ranks that train different models.
 """
 
 import zlib
+from collections.abc import Callable
+from functools import cache, wraps
 from itertools import compress
 from typing import Any
 
@@ -18,18 +20,22 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelPruning,
     OnExceptionCheckpoint,
+    ProgressBar,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.tuner.tuning import Tuner
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DistributedSampler, Subset
 
 from samestep.arguments import as_list
+from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.run_state import Part, Saved
 from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.errors import ConfigError, RunError
+from samestep.option_names import setting
 from samestep.plugin import Given
 from samestep.ranks import compat
 from samestep.ranks.devices import sum_of_bits
@@ -95,15 +101,63 @@ NOTE_ON_SUBSETS = (
 )
 
 
+FIXED: dict[str, tuple[Any, str]] = {
+    "barebones": (False, "a run needs its callbacks and its history"),
+    "overfit_batches": (0, "it replaces the order of the data; use limit_train_batches"),
+    "reload_dataloaders_every_n_epochs": (0, "an interrupted epoch needs its own loader"),
+}
+"""Arguments of Lightning's Trainer that can have no other value than this one, or None, and why."""
+
+
 def change(given: Given) -> Given:
-    """The arguments as they are, if a run can have such callbacks.
+    """The arguments as they are, if a run can have them.
 
     Raises:
         ConfigError: if one of them is not supported.
     """
-    for callback in as_list(given.callbacks):
+    for name, (needed, why) in FIXED.items():
+        value = given.options.get(name)
+        if value not in (None, needed):
+            raise ConfigError(f"{setting(name, value)}: is not supported: {why}")
+    own = as_list(given.callbacks)
+    bars = compat.of_kind(own, ProgressBar)
+    if bars and any(isinstance(callback, ShowsProgress) for callback in own):
+        raise ConfigError(
+            f"callbacks: leave out {type(bars[0]).__name__}; Progress draws a bar already"
+        )
+    for callback in own:
         check_supported(callback, "callbacks")
+    reject_tuner()
     return given
+
+
+@cache  # once in a process, which may have several runs
+def reject_tuner() -> None:
+    """Let the methods of Lightning's Tuner raise an error with a Trainer of a run.
+
+    Before they call the Trainer: on several ranks that of Lightning 2.6 is a traceback.
+    """
+
+    def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def raise_or_call(tuner: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(getattr(tuner._trainer, "spec", None), RunSpec):
+                raise tuner_error(name)
+            return call(tuner, *args, **options)
+
+        return raise_or_call
+
+    for name in ("lr_find", "scale_batch_size"):
+        setattr(Tuner, name, wrap(name, getattr(Tuner, name)))
+
+
+def tuner_error(method: str) -> ConfigError:
+    """The error of a method of Lightning's Tuner that is called with a Trainer of a run."""
+    return ConfigError(
+        f"Tuner.{method}: is not supported with samestep.Trainer: it trains before the run begins, "
+        "and again each time the run resumes; call it before, with another Trainer: "
+        f"Tuner(lightning.Trainer()).{method}(model, ...)"
+    )
 
 
 def callback(spec: RunSpec) -> L.Callback:

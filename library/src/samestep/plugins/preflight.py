@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from samestep.config_keys import KeyScope, scope_of
 from samestep.errors import ConfigError, remedy_of
 from samestep.option_names import option, setting
+from samestep.plugins import device_option
 from samestep.ranks import environment, process_group
 from samestep.ranks.meeting import MachineError, is_shared
 from samestep.ranks.network import ipv4_address
@@ -183,7 +184,7 @@ def check_this_rank(spec: RunSpec, model: L.LightningModule) -> Iterator[Finding
 
 def check_world_size(spec: RunSpec) -> Finding:
     """Whether torchrun has started as many ranks as the configuration says."""
-    started, devices = environment.world_size(), spec.devices
+    started, devices = environment.world_size(), device_option.expected(spec.devices)
     # Where nodes come and go, the configuration has no number of them.
     nodes = spec.num_nodes or environment.num_nodes()
     fact = f"ranks: {started}, nodes: {environment.num_nodes()}"

@@ -61,7 +61,6 @@ class RunStats(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clocks at the step from which the run resumes, and tell the trackers."""
         self._start_clocks()
-        epoch_logs.log_epoch_means(trainer)
         log_short_epochs(trainer)
         self._last_step = trainer.global_step
         for logger in trainer.loggers:

@@ -4,13 +4,12 @@ Promise: an error on one rank ends all ranks with one message, and a signal to o
 ranks between the same two steps.
 
 Read in this order: ``environment`` (who am I), ``process_table`` and ``process_tree`` (other
-processes), ``device_option`` and ``starting`` (how a Trainer starts ranks), ``network`` (addresses
-and interfaces), ``collectives`` (which backend takes a tensor), ``process_group`` (meet, decide
-together), ``meeting`` (how to reach rank zero), ``run_dirs`` (one run directory for all of them),
-``epoch_sums`` (what each rank adds up), ``devices`` and ``gradients`` (what a GPU computes, and
-nothing waits for), ``strategies`` and ``ddp`` (how Lightning trains on these ranks), ``stopping``,
-``child_signals`` (signals and other requests), ``heartbeat`` (progress), ``failure``,
-``interrupts``, ``output`` and ``process`` (errors, output, exit codes), ``secrets`` (never
-printed), ``epoch_logs`` (logged values over the ranks) and ``compat`` (private names of other
-libraries that no file alone needs).
+processes), ``network`` (addresses and interfaces), ``collectives`` (which backend takes a tensor),
+``process_group`` (meet, decide together), ``meeting`` (how to reach rank zero), ``run_dirs`` (one
+run directory for all of them), ``epoch_sums`` (what each rank adds up), ``devices`` and
+``gradients`` (what a GPU computes, and nothing waits for), ``strategies`` and ``ddp`` (how
+Lightning trains on these ranks), ``stopping``, ``child_signals`` (signals and other requests),
+``heartbeat`` (progress), ``failure``, ``interrupts``, ``output`` and ``process`` (errors, output,
+exit codes), ``secrets`` (never printed), ``epoch_logs`` (logged values over the ranks) and
+``compat`` (private names of other libraries that no file alone needs).
 """

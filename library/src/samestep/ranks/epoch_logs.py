@@ -4,7 +4,6 @@ Lightning 2.6 keeps the sums of ``self.log`` in private objects, and its checkpo
 them. torchmetrics 1.9 saves the states of rank zero only, without the number of updates.
 """
 
-import re
 import warnings
 from collections.abc import Iterator
 from functools import cache, wraps
@@ -14,7 +13,6 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector import logger_connector, result
-from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.memory import recursive_detach
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
@@ -27,10 +25,6 @@ Entry = dict[str, Any]
 those of a metric of torchmetrics), and ``last``, its value in the last step."""
 Logs = dict[str, Entry]
 
-MEAN_HOOK = "epoch_mean"
-"""Stands for the hook in which the means of ``log_epoch_means`` are logged."""
-OF_TRAINING = re.compile(r"train[/_].+|.+[/_]train|(.+[/_])?loss(_step)?")
-"""What describes the training among the metrics that it logs: ``train/score``, or any loss."""
 END_HOOKS = "on_train_epoch_end", "on_validation_epoch_end", "on_test_epoch_end"
 
 
@@ -52,7 +46,6 @@ def install() -> None:
     """Change how this process sums up what is logged."""
     leave_out_empty_batches()
     reduce_logs_over_ranks()
-    add_without_checks()
 
 
 def reduce_logs_over_ranks() -> None:
@@ -179,55 +172,6 @@ def leave_out_empty_batches() -> None:
     result._ResultMetric.update = update_unless_empty  # type: ignore[method-assign, assignment]
 
 
-def add_without_checks() -> None:
-    """Add to a mean of the training at once, where ``self.log`` is called as in the step before.
-
-    Each time Lightning 2.6 checks all arguments, inspects ``training_step``, and looks for tensors
-    to move in everything that it knows of the metric: 0.5 ms for each metric in each step.
-    """
-    log = L.LightningModule.log
-
-    @wraps(log)
-    def log_or_add(
-        module: L.LightningModule, name: str, value: Any, *args: Any, **options: Any
-    ) -> None:
-        results: Any = getattr(module._trainer, "_results", None)
-        calls = getattr(results, "calls", None)  # of training only
-        if calls is None:
-            log(module, name, value, *args, **options)
-            return
-        fx: Any = module._current_fx_name
-        connector: Any = module._trainer._logger_connector  # type: ignore[union-attr]
-        flags = type(value), connector._first_loop_iter, options.get("on_step")
-        graph, batch_size = options.get("enable_graph", False), options.get("batch_size")
-        arguments = graph, fx, getattr(value, "device", None), args, options
-        if calls.get(name) != (*flags, *arguments):
-            log(module, name, value, *args, **options)
-            _log_epoch_mean(results, fx, name, value, batch_size)
-            calls[name] = Tensor, False, False, False, *arguments[1:]
-            return
-        metric = results[f"{fx}.{name}"]
-        metric.forward(value.detach(), results._extract_batch_size(metric, batch_size, metric.meta))
-        metric.has_reset = False
-        connector._current_fx = fx
-
-    L.LightningModule.log = log_or_add  # type: ignore[method-assign, assignment]
-
-
-def _log_epoch_mean(results: Any, fx: str, name: str, value: Any, batch_size: int | None) -> None:
-    """Log the mean over the epoch of a metric of the training that was logged per step only."""
-    metric = results[f"{fx}.{name}"]
-    meta = metric.meta
-    is_per_step = fx == "training_step" and meta.on_step and not meta.on_epoch
-    is_mean = metric.is_tensor and meta.is_mean_reduction and not meta.sync.rank_zero_only
-    if is_per_step and is_mean and OF_TRAINING.fullmatch(name):
-        own = value if isinstance(value, Tensor) else metric.value
-        size = batch_size or size_of(results.batch)
-        epoch_name = f"{name.removesuffix('_step')}_epoch"
-        # Under a hook of its own: a module may log this name too, with other flags.
-        results.log(MEAN_HOOK, epoch_name, own, logger=meta.logger, batch_size=size)
-
-
 def logged_metrics(trainer: L.Trainer, *, on_step: bool) -> dict[str, dict[str, Any]]:
     """What the training has logged: for the last batch, or so far for the epoch.
 
@@ -273,29 +217,6 @@ def resume_logs(trainer: L.Trainer, module: L.LightningModule, logs_of_ranks: li
             trainer.fit_loop.epoch_loop._results[key] = metric
         # Lightning resets numbers in the first batch of an epoch, and this epoch has had it.
         trainer._logger_connector._first_loop_iter = True
-
-
-def log_epoch_means(trainer: L.Trainer) -> None:
-    """Log the mean over the epoch of training metrics that the module logs per step only.
-
-    That of ``train/loss`` is ``train/loss_epoch``, as Lightning names it with ``on_epoch=True``.
-    A curve of single batches beside the mean of the validation would compare two different things.
-    """
-    loop: Any = trainer.fit_loop.epoch_loop
-    # By name, how a metric was logged last, for ``add_without_checks``.
-    loop._results.calls = {}
-
-
-def size_of(batch: Any) -> int:
-    """The samples of a batch; 1 if that cannot be seen, so that all batches count the same."""
-    with warnings.catch_warnings():
-        # The module has not asked for a mean, so it needs no advice about its batches.
-        warnings.simplefilter("ignore")
-        try:
-            return extract_batch_size(batch)
-        # Lightning raises its own error, and a batch may raise any when it is iterated.
-        except Exception:
-            return 1
 
 
 def logged_metric_ids(trainer: L.Trainer) -> set[int]:

@@ -30,7 +30,8 @@ from pathlib import Path
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import device_option, environment
+from samestep.plugins import device_option
+from samestep.ranks import environment
 from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.verify import hints
 from samestep.verify.experiments import (

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from library.tests.programs import environment, run
-from samestep.ranks import starting
+from samestep.plugins import starting
 
 PROGRAM = """
 import json, sys
 from samestep.errors import ConfigError
-from samestep.ranks import starting
+from samestep.plugins import starting
 
 def main():
     try:
@@ -87,7 +87,7 @@ def test_a_trainer_in_a_thread_finds_its_program(programs: Path):
 BECOMES_AGENT = """
 import atexit, os, sys, time
 from pathlib import Path
-from samestep.ranks import starting
+from samestep.plugins import starting
 
 if "RANK" in os.environ:
     facts = [os.getppid(), sys.flags.optimize, sys.argv[1:], os.environ["RUN_ID"], os.getcwd()]

@@ -8,8 +8,9 @@ import torch
 from lightning.fabric.utilities.device_parser import _parse_gpu_ids
 
 from samestep.errors import ConfigError
-from samestep.ranks import device_option, environment, starting
+from samestep.plugins import device_option, starting
 from samestep.ranks import devices as gpus
+from samestep.ranks import environment
 
 ON_GPUS = {  # processes, by what is typed
     2: 2, "2": 2, 1: 1, "1": 1, "auto": 4, -1: 4, "-1": 4, "0,1": 2, "3, 1": 2, "1,": 1,

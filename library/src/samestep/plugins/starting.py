@@ -17,11 +17,26 @@ from typing import Any, NoReturn
 
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import device_option, environment
+from samestep.plugins import device_option
+from samestep.ranks import environment
+from samestep.run_spec import RunSpec
 
 # It takes the number of ranks, the name of the run, and what Python runs in each rank. ``python
 # -m`` would search the current folder instead of that of the script.
 AGENT = "import sys; sys.path[:] = {}; from samestep.node import agent; agent.main()"
+
+
+def start_ranks(spec: RunSpec, num_nodes: int) -> None:
+    """Become the agent of several ranks, if the Trainer has several devices here."""
+    num = num_processes(spec.accelerator, spec.devices, num_nodes)
+    if num > 1:
+        # It imports torch, which nobody else here needs.
+        from samestep.ranks import run_dirs
+
+        program = this_program()
+        run_dirs.hand_on()
+        device_option.name_to_ranks(spec.devices)
+        become_agent(program, num, run_id=spec.run_id)
 
 
 def num_processes(accelerator: str, devices: Any, num_nodes: int) -> int:

@@ -1,0 +1,76 @@
+"""With ``shares="auto"`` a rank gets samples in proportion to its speed, measured in each epoch."""
+
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+
+from samestep.callbacks.clock import ForwardTimer
+from samestep.callbacks.notes import print_note
+from samestep.callbacks.slice_weighting import SliceWeighting
+from samestep.data.loaders import order_of
+from samestep.data.sampler import GlobalBatchSampler
+from samestep.ranks import environment, process_group
+from samestep.ranks.compat import callbacks_of
+from samestep.run_spec import RunSpec
+
+SIMILAR = 1.1  # ranks whose speeds differ by at most this factor keep their shares
+
+
+def callback(spec: RunSpec) -> L.Callback | None:
+    """``MeasuredShares``, if the run asks for it and has several ranks."""
+    has_shares = spec.shares == "auto" and environment.world_size() > 1
+    return MeasuredShares() if has_shares else None
+
+
+class MeasuredShares(L.Callback):
+    """Times the forward passes of each epoch, after which the ranks agree on their shares."""
+
+    def __init__(self) -> None:
+        self._timer = ForwardTimer()
+        self._batch = 0
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Note when the forward pass begins."""
+        (weighting,) = callbacks_of(trainer, SliceWeighting)
+        self._batch = batch_idx
+        if weighting.is_measured:
+            self._timer.start(pl_module, batch_idx)
+
+    def on_before_backward(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+    ) -> None:
+        """Count it."""
+        order = order_of(trainer)
+        if self._timer.is_running and isinstance(order, GlobalBatchSampler):
+            self._timer.stop(pl_module, order.lengths(self._batch)[order.rank])
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Agree on the shares of the next epoch."""
+        (weighting,) = callbacks_of(trainer, SliceWeighting)
+        if not weighting.is_measured:
+            return
+        speeds = process_group.gather(self._timer.reset())
+        shares = measured_shares(speeds, weighting.shares)
+        if shares is None:
+            return
+        weighting.use_shares(trainer, shares)
+        shown = ", ".join(f"{share:g}" for share in shares)
+        epoch = trainer.current_epoch + 1
+        print_note(trainer, f"Shares of the ranks: {shown} (measured in epoch {epoch})")
+
+
+def measured_shares(speeds: list[float], shares: tuple[float, ...]) -> tuple[float, ...] | None:
+    """Shares in proportion to the speeds of the ranks; None if ``shares`` suit them already."""
+    slowest = min(speeds)
+    # An epoch of a few batches measures nothing.
+    if slowest <= 0:
+        return None
+    shares = shares or (1.0,) * len(speeds)
+    # In proportion to the time of a forward pass. Small differences are noise.
+    times = [share / speed for share, speed in zip(shares, speeds, strict=True)]
+    if max(times) <= SIMILAR * min(times):
+        return None
+    return tuple(round(speed / slowest, 2) for speed in speeds)
