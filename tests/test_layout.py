@@ -311,7 +311,6 @@ PATCHES = [
         "ranks/gradients.py",
         "ranks/process_group.py",
         "plugins/starting.py",
-        "run/weights.py",
     )
 ]
 PUBLIC_IN_SPITE = {

@@ -78,6 +78,14 @@ class Plugin(L.Callback):
             batch: what the loader has given; None where ``training_step`` reads for itself.
         """
 
+    def find_problem(self, trainer: Any, checkpoint: dict[str, Any]) -> str | None:
+        """Called on rank zero with a first checkpoint, which is not written.
+
+        Returns:
+            Why no run could continue from it, which ends this one; None if nothing is wrong.
+        """
+        return None
+
     def on_saved(self, trainer: Any, began: float, writer: "Future[Any] | None") -> None:
         """Called when a checkpoint of the run is saved.
 

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from library.tests.callbacks.tiny import Tiny, fit, killed_before_the_link
 from library.tests.canaries import needs_averaging
 from samestep.errors import ConfigError
+from samestep.plugins.monitor_check import MonitorCheck
 from samestep.run import files, lifecycle
 from samestep.run.checkpoint import CheckpointError, find_valid, load
 
@@ -98,7 +99,7 @@ def test_the_best_checkpoint_holds_the_weights_that_were_validated(
 
 def test_a_validation_within_an_optimizer_step_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"after 3 batches .* step of 2 batches"):
-        fit(tmp_path, Tiny([0.1]), val_check_interval=3, accumulate_grad_batches=2)
+        fit(tmp_path, Tiny([0.1]), MonitorCheck(), val_check_interval=3, accumulate_grad_batches=2)
 
 
 @needs_averaging

@@ -52,7 +52,7 @@ from samestep.run.layout import shorten
 from samestep.run.manifest import Manifest, verify
 from samestep.run.record import Record
 from samestep.run.save_interval import AUTO, SaveInterval, Seconds
-from samestep.run.weights import explain_loading, find_unloadable
+from samestep.run.weights import explain_loading
 
 log = logging.getLogger(__name__)
 
@@ -183,8 +183,6 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find what could not be saved, and end at once if early stopping had ended this run."""
-        if self.monitor is not None:
-            self._check_validations(trainer, self.monitor)
         self._saved_batches = count_batches(trainer)
         if self._has_ended:
             trainer.should_stop = True
@@ -394,24 +392,6 @@ class Checkpoints(Checkpoint):
             self.best_score, self.best_epoch = state["best_score"], state["best_epoch"]
             self.best_step = checkpoint["best_step"]
 
-    def _check_validations(self, trainer: L.Trainer, monitor: str) -> None:
-        interval = trainer.val_check_batch or 0
-        is_within_epoch = interval < trainer.num_training_batches
-        if is_within_epoch and interval % trainer.accumulate_grad_batches:
-            # The checkpoint of a best validation would hold half of a step.
-            raise ConfigError(
-                f"{option('val_check_interval')}: a validation after {interval} batches comes "
-                f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
-                f"({option('accumulate_grad_batches')}); choose a multiple of it"
-            )
-        is_validation_metric = "val" in monitor.lower()
-        if is_validation_metric and never_validates(trainer):
-            print_note(
-                trainer,
-                f"Note: this run never validates, and nothing logs {monitor}, so the last weights "
-                "are tested, not the best ones",
-            )
-
     def _try_to_save(self, trainer: L.Trainer) -> None:
         """Make a checkpoint before the first step, to find now what could not be saved or read."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -438,8 +418,9 @@ class Checkpoints(Checkpoint):
         # Should the strategy write files itself, this name is not taken for a checkpoint.
         trainer.save_checkpoint(self.folder / ".trial.ckpt")
         self.interval.expect(time.monotonic() - started, size_of(dry_run.content))
-        if dry_run.content and dry_run.problem is None:
-            dry_run.problem = find_unloadable(trainer.lightning_module, dry_run.content)
+        if dry_run.content:
+            for plugin in callbacks_of(trainer, Plugin):
+                dry_run.problem = dry_run.problem or plugin.find_problem(trainer, dry_run.content)
         dry_run.content = {}
         # Rank zero writes, and every rank must know what it has found.
         found: DryRun = trainer.strategy.broadcast(dry_run)
@@ -663,15 +644,6 @@ def describe_place(trainer: L.Trainer) -> str:
     """How far the training is: the step, or the batch where Lightning counts no step."""
     step = trainer.global_step
     return f"step {step}" if step else f"batch {count_batches(trainer)}"
-
-
-def never_validates(trainer: L.Trainer) -> bool:
-    """Whether no validation can take place with these settings."""
-    # None counts batches over all epochs.
-    every_n = trainer.check_val_every_n_epoch or 0
-    ends_before = or_infinite(trainer.max_epochs) < every_n
-    has_no_batches = trainer.val_dataloaders is not None and not sum(trainer.num_val_batches)
-    return ends_before or has_no_batches or not trainer.enable_validation
 
 
 def or_infinite(limit: int | float | None) -> float:

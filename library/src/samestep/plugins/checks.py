@@ -26,6 +26,8 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.tuner.tuning import Tuner
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DistributedSampler, Subset
 
@@ -36,11 +38,12 @@ from samestep.callbacks.run_state import Part, Saved
 from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import setting
-from samestep.plugin import Given
+from samestep.plugin import Given, Plugin
 from samestep.ranks import compat
 from samestep.ranks.devices import sum_of_bits
 from samestep.ranks.process_group import gather
 from samestep.ranks.strategies import is_sharded
+from samestep.run.weights import find_misfits
 from samestep.run_spec import RunSpec
 
 UNSUPPORTED: dict[type[L.Callback], str] = {
@@ -165,7 +168,7 @@ def callback(spec: RunSpec) -> L.Callback:
     return Checks()
 
 
-class Checks(Part):
+class Checks(Plugin, Part):
     """Ends a run before its first step, or before its ranks save what only one of them has.
 
     - A module may bring callbacks that a run cannot have.
@@ -222,6 +225,10 @@ class Checks(Part):
         """Remember them until the loaders exist."""
         self._saved = saved.own
 
+    def find_problem(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> str | None:
+        """Why the model could not load its own weights."""
+        return find_unloadable(trainer.lightning_module, checkpoint)
+
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
@@ -275,3 +282,48 @@ def digest_of_choice(loader: Any) -> int | None:
             digest = zlib.crc32(chosen.tobytes(), digest or 0)
         data = getattr(data, "dataset", None)
     return digest
+
+
+def find_unloadable(model: L.LightningModule, checkpoint: dict[str, Any]) -> str | None:
+    """Why a model could not load a checkpoint that it has just made, as a message; None if it can.
+
+    Hooks that save the trainable weights only are many, and Lightning finds out when the run is to
+    continue. Nothing is loaded here: hooks of the user may have effects.
+    """
+    has_hook = is_overridden("on_load_checkpoint", model, L.LightningModule)
+    if has_hook or not model.strict_loading:
+        return None
+    misfits = find_misfits(checkpoint.get("state_dict", {}), model)
+    # Code that may mend it gets the benefit of the doubt: to reject what works is worse than to be
+    # late.
+    certain = (why for key, why in misfits if not has_own_loading(model, key))
+    misfit = next(certain, None)
+    if misfit is None:
+        return None
+    name = type(model).__name__
+    return (
+        f"{name} could not load its own checkpoints, so the run could not continue: {misfit}. Save "
+        "all weights in on_save_checkpoint, or restore them in on_load_checkpoint; or set "
+        f"self.strict_loading = False in {name}.__init__, if it has the others from elsewhere"
+    )
+
+
+def has_own_loading(model: nn.Module, key: str) -> bool:
+    """Whether code outside of torch takes part in loading this key of a ``state_dict``.
+
+    torch 2.15 says in no public attribute which hooks a module has.
+    """
+    if any(part._load_state_dict_post_hooks for part in model.modules()):
+        return True
+    # What loads a module can change what its parts find.
+    part: nn.Module | None = model
+    for child in key.split("."):
+        if part is None:
+            break
+        if part._load_state_dict_pre_hooks:
+            return True
+        for name in ("load_state_dict", "_load_from_state_dict", "set_extra_state"):
+            if not getattr(part, name).__module__.startswith("torch."):
+                return True
+        part = dict(part.named_children()).get(child)
+    return False

@@ -8,9 +8,11 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
 
-from samestep.callbacks.checkpoints import Checkpoints
+from samestep.callbacks.checkpoints import Checkpoints, or_infinite
+from samestep.callbacks.notes import print_note
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
+from samestep.ranks.compat import callbacks_of
 from samestep.run_spec import RunSpec
 
 
@@ -25,6 +27,12 @@ class MonitorCheck(L.Callback):
     Lightning skips this batch if a run resumes. Only monitors with ``val`` in their name, or that
     begin with ``test``, are compared: others may be logged by training.
     """
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Check that weights are validated which a checkpoint can hold."""
+        for checkpoints in callbacks_of(trainer, Checkpoints):
+            if checkpoints.monitor is not None:
+                check_validations(trainer, checkpoints.monitor)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find out whether the module logs something else in this first validation."""
@@ -97,3 +105,32 @@ def watch_sanity_checks() -> None:
         return is_checking
 
     L.Trainer.sanity_checking = property(is_sanity_check, asked.fset)  # type: ignore[method-assign, assignment]
+
+
+def check_validations(trainer: L.Trainer, monitor: str) -> None:
+    """Reject validations within a step; say if there are none to find the best weights."""
+    interval = trainer.val_check_batch or 0
+    is_within_epoch = interval < trainer.num_training_batches
+    if is_within_epoch and interval % trainer.accumulate_grad_batches:
+        # The checkpoint of a best validation would hold half of a step.
+        raise ConfigError(
+            f"{option('val_check_interval')}: a validation after {interval} batches comes "
+            f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
+            f"({option('accumulate_grad_batches')}); choose a multiple of it"
+        )
+    is_validation_metric = "val" in monitor.lower()
+    if is_validation_metric and never_validates(trainer):
+        print_note(
+            trainer,
+            f"Note: this run never validates, and nothing logs {monitor}, so the last weights "
+            "are tested, not the best ones",
+        )
+
+
+def never_validates(trainer: L.Trainer) -> bool:
+    """Whether no validation can take place with these settings."""
+    # None counts batches over all epochs.
+    every_n = trainer.check_val_every_n_epoch or 0
+    ends_before = or_infinite(trainer.max_epochs) < every_n
+    has_no_batches = trainer.val_dataloaders is not None and not sum(trainer.num_val_batches)
+    return ends_before or has_no_batches or not trainer.enable_validation

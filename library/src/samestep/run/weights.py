@@ -6,7 +6,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -104,30 +103,6 @@ def make_room(model: L.LightningModule, checkpoint: Mapping[str, Any]) -> None:
             model.get_submodule(path).register_buffer(attribute, empty)
 
 
-def find_unloadable(model: L.LightningModule, checkpoint: dict[str, Any]) -> str | None:
-    """Why a model could not load a checkpoint that it has just made, as a message; None if it can.
-
-    Hooks that save the trainable weights only are many, and Lightning finds out when the run is to
-    continue. Nothing is loaded here: hooks of the user may have effects.
-    """
-    has_hook = is_overridden("on_load_checkpoint", model, L.LightningModule)
-    if has_hook or not model.strict_loading:
-        return None
-    misfits = find_misfits(checkpoint.get("state_dict", {}), model)
-    # Code that may mend it gets the benefit of the doubt: to reject what works is worse than to be
-    # late.
-    certain = (why for key, why in misfits if not has_own_loading(model, key))
-    misfit = next(certain, None)
-    if misfit is None:
-        return None
-    name = type(model).__name__
-    return (
-        f"{name} could not load its own checkpoints, so the run could not continue: {misfit}. Save "
-        "all weights in on_save_checkpoint, or restore them in on_load_checkpoint; or set "
-        f"self.strict_loading = False in {name}.__init__, if it has the others from elsewhere"
-    )
-
-
 def find_reason(checkpoint: Mapping[str, Any], model: nn.Module, text: str) -> str:
     """Why weights do not fit, as a clause; what an error of torch says if it is not found."""
     misfit = find_misfit(checkpoint["state_dict"], model)
@@ -160,24 +135,3 @@ def condense(text: str) -> str:
     """The reasons in an error of torch, without its line breaks."""
     _, _, reasons = text.partition("\n")
     return " ".join(reasons.split()).rstrip(".")
-
-
-def has_own_loading(model: nn.Module, key: str) -> bool:
-    """Whether code outside of torch takes part in loading this key of a ``state_dict``.
-
-    torch 2.15 says in no public attribute which hooks a module has.
-    """
-    if any(part._load_state_dict_post_hooks for part in model.modules()):
-        return True
-    # What loads a module can change what its parts find.
-    part: nn.Module | None = model
-    for child in key.split("."):
-        if part is None:
-            break
-        if part._load_state_dict_pre_hooks:
-            return True
-        for name in ("load_state_dict", "_load_from_state_dict", "set_extra_state"):
-            if not getattr(part, name).__module__.startswith("torch."):
-                return True
-        part = dict(part.named_children()).get(child)
-    return False
