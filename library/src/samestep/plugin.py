@@ -122,7 +122,7 @@ class Loggers:
 
 def callbacks_of(spec: RunSpec) -> list[L.Callback]:
     """The callbacks that plug-ins have for this run."""
-    made = [plugin.callback(spec) for plugin in find("callback")]
+    made = (plugin.callback(spec) for plugin in find("callback"))
     return [callback for callback in made if callback is not None]
 
 

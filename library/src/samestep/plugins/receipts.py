@@ -5,6 +5,8 @@ import time
 import zlib
 from collections import deque
 from datetime import datetime
+from itertools import filterfalse
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +46,9 @@ NOTE_ON_VALIDATION = (
     "transforms of them: something that the validation data depend on is not in the checkpoint"
 )
 VERIFY = "`samestep verify -- <command>` finds it"
+
+
+is_of_validation = attrgetter("is_of_validation")
 
 
 class Pending(NamedTuple):
@@ -215,13 +220,14 @@ class Receipts(Plugin):
                 print_note(trainer, NOTE_ON_CODE.format(join_names(changed)))
             has_same_machine = facts.machine == before.machine
             change = facts.find_change(before)
-            steps = [receipt for receipt in repeated if not receipt.is_of_validation]
             if repeated and change:
                 self._record({"result": receipts.NOT_COMPARED, "note": change})
             elif repeated:
-                self._validated = {r.place: r.samples for r in repeated if r.is_of_validation}
+                validations = filter(is_of_validation, repeated)
+                self._validated = {receipt.place: receipt.samples for receipt in validations}
+                steps = filterfalse(is_of_validation, repeated)
                 # All that follows a batch that differs does so because of it.
-                if steps and not noted:
+                if not noted:
                     self._comparison = Comparison(steps, tolerance_of(trainer, has_same_machine))
                 # For a later process those of another machine would be receipts of this one.
                 kept = repeated if has_same_machine else []
