@@ -38,7 +38,7 @@ REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run direc
     ("trainer.devices=2 trainer.sync_batchnorm=true", "needs GPUs, and these ranks are on CPUs"),
     (
         "callbacks.checkpoints.monitor=val/acuracy",
-        "choose one of these, such as callbacks.checkpoints.monitor=val/accuracy",
+        "validation logs val/accuracy, val/loss; choose one of these",
     ),
     ("trainer.val_check_interval=50", "must be at most the 39 batches of an epoch"),
     ("model.optimizer.betas=[0.9]", "raised: "),
