@@ -150,6 +150,8 @@ class Trainer(L.Trainer):
         run: Any = None,
         **options: Any,
     ) -> None:
+        failure.ErrorHook.install()
+        output.make_streams_safe()
         run_dir = run_dirs.fix(run_dir)
         added = run or front_end_of_script(run_dir, arguments.as_list(callbacks))
         option_names.use(added.option_names, added.option_words)
@@ -161,8 +163,6 @@ class Trainer(L.Trainer):
         run_dir, run, accelerator, devices, num_nodes, callbacks, logger, allow, options = given
         own = arguments.as_list(callbacks)
         added = run or front_end_of_script(run_dir, own)
-        failure.ErrorHook.install()
-        output.make_streams_safe()
         arguments.check_options({**options, "strategy": strategy, "monitor": monitor, "mode": mode})
         plugins, unused = arguments.take_unused(options, plugins, run_dir)
         environment.use_srun_ranks()

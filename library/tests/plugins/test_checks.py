@@ -21,6 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 from library.tests.kit import Net, Scores, batches, fit, on_ranks
+from library.tests.programs import run_code
 from samestep import Trainer
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.errors import ConfigError
@@ -154,3 +155,18 @@ def test_ranks_that_choose_different_samples_are_rejected(tmp_path: Path):
     assert done.returncode == 2, done.stderr
     assert "the ranks have chosen different samples" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+REFUSED = """
+import lightning.pytorch.callbacks as callbacks
+from samestep import Trainer
+Trainer(run_dir="mine", callbacks=[callbacks.StochasticWeightAveraging(0.1)])
+"""
+
+
+@pytest.mark.program
+def test_a_script_with_such_a_callback_gets_one_message():
+    done = run_code(REFUSED)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: callbacks: StochasticWeightAveraging is not supported")
+    assert done.stderr.count("\n") == 1
