@@ -18,9 +18,8 @@ SIMILAR = 1.1  # ranks whose speeds differ by at most this factor keep their sha
 
 
 def callback(spec: RunSpec) -> L.Callback | None:
-    """``MeasuredShares``, if the run asks for it and has several ranks."""
-    has_shares = spec.shares == "auto" and environment.world_size() > 1
-    return MeasuredShares() if has_shares else None
+    """``MeasuredShares``, if there are several ranks: rank zero says whether these are measured."""
+    return MeasuredShares() if environment.world_size() > 1 else None
 
 
 class MeasuredShares(L.Callback):
@@ -29,34 +28,39 @@ class MeasuredShares(L.Callback):
     def __init__(self) -> None:
         self._timer = ForwardTimer()
         self._batch = 0
+        self._weighting: SliceWeighting
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find who knows the shares."""
+        (self._weighting,) = callbacks_of(trainer, SliceWeighting)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Note when the forward pass begins."""
-        (weighting,) = callbacks_of(trainer, SliceWeighting)
         self._batch = batch_idx
-        if weighting.is_measured:
+        if self._weighting.is_measured:
             self._timer.start(pl_module, batch_idx)
 
     def on_before_backward(
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
         """Count it."""
+        if not self._timer.is_running:
+            return
         order = order_of(trainer)
-        if self._timer.is_running and isinstance(order, GlobalBatchSampler):
+        if isinstance(order, GlobalBatchSampler):
             self._timer.stop(pl_module, order.lengths(self._batch)[order.rank])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Agree on the shares of the next epoch."""
-        (weighting,) = callbacks_of(trainer, SliceWeighting)
-        if not weighting.is_measured:
+        if not self._weighting.is_measured:
             return
         speeds = process_group.gather(self._timer.reset())
-        shares = measured_shares(speeds, weighting.shares)
+        shares = measured_shares(speeds, self._weighting.shares)
         if shares is None:
             return
-        weighting.use_shares(trainer, shares)
+        self._weighting.use_shares(trainer, shares)
         shown = ", ".join(f"{share:g}" for share in shares)
         epoch = trainer.current_epoch + 1
         print_note(trainer, f"Shares of the ranks: {shown} (measured in epoch {epoch})")
