@@ -310,6 +310,7 @@ PATCHES = [
         "ranks/epoch_logs.py",
         "ranks/gradients.py",
         "ranks/process_group.py",
+        "run/weights.py",
         "plugins/starting.py",
     )
 ]

@@ -328,6 +328,12 @@ class FitLoop(_FitLoop):
         (self.resume,) = callbacks_of(trainer, DataResume)
         (self.objects,) = callbacks_of(trainer, Objects)
         self.plugins = callbacks_of(trainer, Plugin)
+        # Most have not this hook, and steps may be short.
+        self._show_to_plugins = [
+            each.on_batch_read
+            for each in self.plugins
+            if type(each).on_batch_read is not Plugin.on_batch_read
+        ]
         self._last_step = -math.inf  # when it began
         self._first_length: Any = None
         self._rehearsal: tuple[stopping.Stopped, list[L.Callback]] | None = None
@@ -445,15 +451,10 @@ class FitLoop(_FitLoop):
         if self.seeds is not None:
             # Before the batch is moved: hooks of the transfer may draw random numbers.
             self.seeds.seed_step(trainer, progress.ready)
-        if self.plugins:
-            self._show_to_plugins(batch)
+        for show in self._show_to_plugins:
+            # An iterator is read by the step.
+            show(trainer, progress.ready, batch[0] if isinstance(batch, tuple) else None)
         return batch
-
-    def _show_to_plugins(self, fetched: Any) -> None:
-        # An iterator is read by the step.
-        batch = fetched[0] if isinstance(fetched, tuple) else None
-        for each in self.plugins:
-            each.on_batch_read(self.trainer, self.epoch_loop.batch_progress.current.ready, batch)
 
     def _wait_for_batch(self, read: Callable[[], Any]) -> Any:
         phases.switch(phases.DATA)

@@ -120,7 +120,7 @@ class Loggers:
         return False
 
 
-def callbacks_of(spec: RunSpec) -> list[L.Callback]:
+def make_callbacks(spec: RunSpec) -> list[L.Callback]:
     """The callbacks that plug-ins have for this run."""
     made = (plugin.callback(spec) for plugin in find("callback"))
     return [callback for callback in made if callback is not None]

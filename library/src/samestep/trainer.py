@@ -661,7 +661,7 @@ def callbacks_of_run(
     if environment.world_size() > 1 or spec.accumulates or spec.split_batches:
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
     callbacks.append(HparamsOnResume())
-    return [*callbacks, *plugin.callbacks_of(spec), *chosen, Objects(), RunState()]
+    return [*callbacks, *plugin.make_callbacks(spec), *chosen, Objects(), RunState()]
 
 
 def hyperparameters_of(part: Any) -> Mapping[Any, Any]:

@@ -1,7 +1,6 @@
 """Batches of any data set in an exact order, cut into a slice for each rank."""
 
 import copy
-import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -9,7 +8,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
@@ -17,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from samestep.data.order import Blocks, make_order
 from samestep.data.sampler import ExactLoader, GlobalBatchSampler, Slice
-from samestep.data.seeds import generator, isolated_rng, seed_sample
+from samestep.data.seeds import draws, generator, isolated_rng, seed_sample
 from samestep.data.threads import ReadAheadPool
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
@@ -126,13 +124,7 @@ class BatchLoader(ExactLoader):
         if self.slices.are_tensors:
             return False
 
-        def draw() -> tuple[float, ...]:
-            return torch.rand(()).item(), np.random.rand(), random.random()
-
-        with isolated_rng():
-            seed_sample(0)
-            untouched = draw()
-            seed_sample(0)
+        def read() -> None:
             try:
                 # A copy, because a data set may count what it reads, and the run does not use this
                 # sample.
@@ -143,7 +135,8 @@ class BatchLoader(ExactLoader):
             except Exception:
                 # Anything else is an error of the first batch too, which says more about it.
                 pass
-            return draw() != untouched
+
+        return draws(read)
 
     def __iter__(self) -> Iterator[Any]:
         # This is a generator, so the order is looked up when the first batch is read. Lightning

@@ -1,8 +1,9 @@
 """Random numbers that are a pure function of a few whole numbers."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import numpy.random.mtrand as numpy_random
@@ -72,3 +73,17 @@ def isolated_rng() -> Iterator[None]:
         numpy_random.set_bit_generator(bits)
         random.setstate(state)
         torch.set_rng_state(torch_state)
+
+
+def draws(act: Callable[[], Any]) -> bool:
+    """Whether a function draws random numbers of torch, NumPy or ``random``; none is lost by it."""
+
+    def draw() -> tuple[float, ...]:
+        return torch.rand(()).item(), np.random.rand(), random.random()
+
+    with isolated_rng():
+        seed_sample(0)
+        untouched = draw()
+        seed_sample(0)
+        act()
+        return draw() != untouched

@@ -1,21 +1,18 @@
 """Says what several ranks do with the training data: divided twice, not at all, or in part."""
 
 import copy
-import random
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning as L
-import numpy as np
-import torch
 from torch.utils.data import IterableDataset
 
 from samestep.callbacks.batch_digest import BatchDigest
 from samestep.callbacks.notes import print_note
 from samestep.data.loaders import find_batch_loaders, find_loaders
 from samestep.data.sampler import ExactLoader
-from samestep.data.seeds import isolated_rng, seed_sample
+from samestep.data.seeds import draws, isolated_rng
 from samestep.data.torch_loaders import are_split, has_batches_of_ids, split_of
 from samestep.errors import ConfigError
 from samestep.option_names import setting
@@ -166,21 +163,12 @@ def draws_in_collation(loader: Any) -> bool:
     # torch's own draw nothing; without one the data set makes the batch.
     if collate is None or getattr(collate, "__module__", "").startswith("torch."):
         return False
-    with isolated_rng():
-        try:
+    try:
+        with isolated_rng():
             # A copy, because a data set may count what it reads.
             data = copy.copy(loader.dataset)
             samples = [data[0], data[1]]
-            seed_sample(0)
-            untouched = draw()
-            seed_sample(0)
-            collate(samples)
-        except Exception:
-            # Such as a data set without these indices, whose error the first batch would raise too.
-            return False
-        return draw() != untouched
-
-
-def draw() -> tuple[float, ...]:
-    """A number of each global generator, which tells whether another one was drawn before."""
-    return torch.rand(()).item(), np.random.rand(), random.random()
+        return draws(lambda: collate(samples))
+    except Exception:
+        # Such as a data set without these indices, whose error the first batch would raise too.
+        return False

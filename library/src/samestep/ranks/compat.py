@@ -8,13 +8,10 @@ from collections.abc import Iterable
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import Tensor
-
 from samestep.ranks import environment
 
 if TYPE_CHECKING:
     import lightning as L  # takes seconds to import
-    from torch import nn
 
 
 Kind = TypeVar("Kind")
@@ -47,20 +44,6 @@ def leave_signals_to_us(trainer: "L.Trainer") -> None:
     """
     ours: Any = trainer
     ours._signal_connector.register_signal_handlers = lambda: None
-
-
-def saved_tensors(module: "nn.Module") -> dict[str, Tensor]:
-    """What torch expects of a ``state_dict``: parameters and persistent buffers, by their names.
-
-    A module's own ``state_dict`` may leave some out. torch 2.15 says in no public attribute which
-    buffers are persistent.
-    """
-    found: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for name, buffer in part.named_buffers(recurse=False):
-            if name not in part._non_persistent_buffers_set:
-                found[f"{prefix}.{name}" if prefix else name] = buffer
-    return found
 
 
 def search_gpus_once() -> None:
@@ -125,11 +108,3 @@ def name_arguments_of_loaders() -> None:
         return (), dict(zip(names, positional, strict=True)) | named
 
     data._get_dataloader_init_args_and_kwargs = find_by_name  # type: ignore[assignment]
-
-
-def leave_ranks() -> None:
-    """Forget the process group in a fork, whose connections belong to the parent; torch 2.15."""
-    from torch import distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        dist.distributed_c10d.GroupMember.WORLD = None

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from samestep.errors import ConfigError
-from samestep.ranks import compat
 
 GROWN = "grown"
 """The key of a checkpoint for what ``find_growth`` finds."""
@@ -50,7 +49,21 @@ def load_into(model: L.LightningModule, checkpoint: dict[str, Any]) -> None:
 
 def read_shapes(model: nn.Module) -> dict[str, Any]:
     """The shapes of what torch saves of a model, by name."""
-    return {name: shape_of(tensor) for name, tensor in compat.saved_tensors(model).items()}
+    return {name: shape_of(tensor) for name, tensor in saved_tensors(model).items()}
+
+
+def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """What torch expects of a ``state_dict``: parameters and persistent buffers, by their names.
+
+    A module's own ``state_dict`` may leave some out. torch 2.15 says in no public attribute which
+    buffers are persistent.
+    """
+    found: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set:
+                found[f"{prefix}.{name}" if prefix else name] = buffer
+    return found
 
 
 def shape_of(tensor: Tensor) -> list[int]:
@@ -87,7 +100,7 @@ def make_room(model: L.LightningModule, checkpoint: Mapping[str, Any]) -> None:
     Only where the model has the shape with which the run began: another one is a change of its
     configuration.
     """
-    tensors, shapes = compat.saved_tensors(model), read_shapes(model)
+    tensors, shapes = saved_tensors(model), read_shapes(model)
     grown, weights = checkpoint.get(GROWN, {}), checkpoint["state_dict"]
     for name in grown.keys() & weights.keys():
         if shapes.get(name) != grown[name]:
