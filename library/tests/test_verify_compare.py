@@ -209,7 +209,7 @@ def test_a_note_explains_its_own_kind_of_difference_only(note: known_notes.Known
 def test_random_numbers_that_change_the_samples_explain_other_samples_too():
     """Such as Kornia's transforms in ``on_after_batch_transfer``."""
     moved, stepped = (
-        loss_check.explain(loss_check.Finding(loss_check.RANDOM, where), 2)
+        loss_check.explain(loss_check.RANDOM, where)
         for where in (loss_check.WHILE_MOVED, " (dropout)")
     )
     for kind, note in (

@@ -18,7 +18,6 @@ LOST = (known_notes.OTHER_BATCH, known_notes.OTHER_STEP)
 NO_MEAN = (known_notes.LOSS,)
 DRAWS = (known_notes.RANDOM_STEPS,)
 NORMALIZES = (known_notes.BATCH_NORM,)
-KEEPS = (known_notes.STATE,)
 
 
 class Style(NamedTuple):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from .base import DRAWS, KEEPS, LOST, NO_MEAN, Exact, Regressor, Style, table
+from .base import DRAWS, LOST, NO_MEAN, Exact, Regressor, Style, table
 
 
 class Truncated(Regressor):
@@ -139,7 +139,7 @@ class Unlabeled(Regressor):
 
 
 STYLES = [
-    Style("hidden state of an RNN as an attribute", Truncated, Exact, told=KEEPS),
+    Style("hidden state of an RNN as an attribute", Truncated, Exact, told=NO_MEAN),
     Style("running mean as a float", MomentumAsFloat, Exact, told=NO_MEAN),
     Style("running mean by on_save_checkpoint", InTheCheckpoint, Exact, told=NO_MEAN),
     Style("running mean as a buffer", Buffered, Exact, told=NO_MEAN),

@@ -14,32 +14,15 @@ Source of the gradient of a gathered batch: Chen et al., "A Simple Framework for
 Learning of Visual Representations" (2020), whose loss compares all samples of all devices.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from samestep.errors import ConfigError, RunError
+from samestep.errors import ConfigError
 from samestep.ranks import collectives, process_group
-
-ROUNDING = 64  # how many units in the last place two equal losses may differ by
-
-
-class Peers(Protocol):
-    """Those that have the other slices of a batch; each must call these at the same point."""
-
-    def total(self, own: Tensor) -> Tensor:
-        """The sum of what all of them have."""
-
-    def slices(self, own: Tensor) -> list[Tensor]:
-        """What each of them has; the slices may differ in their first dimension."""
-
-    @property
-    def index(self) -> int:
-        """The place of our slice among them."""
 
 
 class Ranks:
@@ -76,33 +59,19 @@ class Ranks:
 
 
 @dataclass
-class Mean:
-    """One call of ``mean``."""
-
-    value: Tensor
-    weights: Tensor | None
-    num_values: int
-    denominator: Tensor
-    """The sum of the weights of the batch, over all ranks."""
-
-
-@dataclass
 class Batch:
     """The batch that is trained on, or evaluated."""
 
-    peers: Peers | None = None
-    """None: the ranks of the process group, if there is one."""
     is_alone: bool = False
     """Whether other ranks may not have a batch at this moment."""
     counts: bool = True
     """Whether the samples of our slice are ours: one that would be empty repeats a sample."""
-    means: list[Mean] | None = None
-    """The calls of ``mean`` so far; None if they are not needed: each keeps its gradient graph."""
+    is_shared: bool = False
+    """Whether ``mean`` or ``gather_batch`` was called for it."""
 
-    def find_peers(self) -> Peers | None:
-        """The peers; None if there are none."""
-        if self.peers is not None:
-            return self.peers
+    def find_ranks(self) -> Ranks | None:
+        """Those that have the other slices; None if there are none."""
+        self.is_shared = True
         has_ranks = collectives.num_ranks() > 1
         return Ranks() if has_ranks and not self.is_alone else None
 
@@ -110,54 +79,53 @@ class Batch:
 _batch = Batch()
 
 
-def begin_batch(**facts: Any) -> None:
+def begin_batch(**facts: Any) -> Batch:
     """Let ``mean`` and ``gather_batch`` be of this batch from now on; see ``Batch``."""
     global _batch
     _batch = Batch(**facts)
+    return _batch
 
 
 class _Total(torch.autograd.Function):
     """The sum over all slices. The gradient of a sum is that of all its users, on every rank."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
-        return peers.total(own)
+    def forward(ctx: Any, own: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.total(own)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.peers.total(gradient), None
+        return ctx.ranks.total(gradient), None
 
 
 class _Gathered(torch.autograd.Function):
     """All slices in order. The gradient of a sample is that of all its users, on every rank."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, peers: Peers) -> Tensor:
-        slices = peers.slices(own)
+    def forward(ctx: Any, own: Tensor, ranks: Ranks) -> Tensor:
+        slices = ranks.slices(own)
         lengths = [len(slice_) for slice_ in slices]
-        ctx.peers = peers
-        ctx.start, ctx.length = sum(lengths[: peers.index]), len(own)
+        ctx.ranks = ranks
+        ctx.start, ctx.length = sum(lengths[: ranks.index]), len(own)
         return torch.cat(slices)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = ctx.peers.total(gradient.contiguous())
+        total = ctx.ranks.total(gradient.contiguous())
         return total[ctx.start : ctx.start + ctx.length], None
 
 
 # Collective operations on numbers that change from step to step cannot be compiled into a graph.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean over all samples of an optimizer step, on all ranks, with the gradient of it.
+    """The mean over all samples of a batch, on all ranks, with the gradient of it.
 
     It has the same value on every rank, so ``self.log`` and functions of it, such as ``sqrt``, are
     those of the whole batch too. Every rank must call it equally often in each step. With several
     ranks it takes an all-reduce of two numbers, and another one in the backward pass.
 
-    With ``accumulate_grad_batches`` the value is that of the batch, and the gradient that of the
-    mean over all batches of the step, if the loss is this mean times a constant. For other losses,
-    such as the sum of two means with different weights, it is the mean of those of the batches.
+    With ``accumulate_grad_batches`` it is the mean over each batch, which counts by its samples.
 
     Outside a run of ``samestep.Trainer`` it is the mean over the ranks of the process group.
 
@@ -196,14 +164,12 @@ def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
         sums = sums.double()
     if not _batch.counts:
         sums = sums * 0
-    peers = _batch.find_peers()
-    if peers is not None:
-        sums = _Total.apply(sums, peers)
+    ranks = _batch.find_ranks()
+    if ranks is not None:
+        sums = _Total.apply(sums, ranks)
     numerator, denominator = sums
     is_empty = denominator == 0
     value: Tensor = (numerator / torch.where(is_empty, 1.0, denominator)).to(dtype)
-    if _batch.means is not None:
-        _batch.means.append(Mean(value, weights, values.numel(), denominator.detach()))
     return value
 
 
@@ -239,10 +205,10 @@ def gather_batch(tensor: Tensor) -> Tensor:
         )
     if not _batch.counts:
         tensor = tensor[:0]
-    peers = _batch.find_peers()
-    if peers is None:
+    ranks = _batch.find_ranks()
+    if ranks is None:
         return tensor
-    gathered: Tensor = _Gathered.apply(tensor, peers)
+    gathered: Tensor = _Gathered.apply(tensor, ranks)
     return gathered
 
 
@@ -262,95 +228,3 @@ def check_values(values: Tensor, weights: Tensor | None) -> None:
             f"samestep.mean: weights of shape {tuple(weights.shape)} do not fit values of shape "
             f'{tuple(values.shape)}; losses need reduction="none"'
         ) from None
-
-
-class AccumulatedMean:
-    """One denominator for all batches of an optimizer step, which only the last one completes.
-
-    The gradient of each batch is divided by an estimate, that of the first batch times the number
-    of batches; at the end of the step it is corrected. That is possible if the loss is one
-    ``mean`` times a constant. For other losses each ``mean`` is one over its batch.
-    """
-
-    def __init__(self) -> None:
-        self.is_used: bool | None = None
-        """Whether the loss is one mean; None if no batch has been trained on yet."""
-        self._estimate: Tensor | None = None
-        self._total: Tensor | None = None
-
-    def add(self, means: Sequence[Mean], loss: Tensor, num_batches: int, share: float) -> None:
-        """Add a batch, before its backward pass.
-
-        Args:
-            means: the calls of ``mean`` in it.
-            loss: of the batch, on this rank.
-            num_batches: of a step, by which Lightning has divided the loss.
-            share: samples of this batch for one sample of an average batch of its step.
-
-        Raises:
-            RunError: if its loss is of another kind than that of the first batch.
-        """
-        if self.is_used is None:
-            # Once: another kind of loss in a later step would be another objective.
-            self.is_used = all(process_group.gather(is_one_mean(loss, means)))
-        if not self.is_used:
-            return
-        if not have_one_denominator(means):
-            raise RunError(
-                "samestep.mean: with accumulate_grad_batches every batch must have the same kind "
-                "of loss. It was one mean at first, and now it has other weights, or none"
-            )
-        denominator = means[0].denominator
-        if self._estimate is None or self._total is None:
-            estimate = denominator * num_batches
-            self._estimate = torch.where(estimate == 0, 1.0, estimate)
-            self._total = torch.zeros_like(estimate)
-        self._total = self._total + denominator
-        scale = denominator * num_batches / (share * self._estimate)
-        for each in means:
-            if each.value.requires_grad:
-                each.value.register_hook(scaling_by(scale))  # type: ignore[no-untyped-call]
-
-    def finish(self, parameters: Iterable[Tensor]) -> None:
-        """Correct the gradients of a step, and begin another one."""
-        if self._estimate is None or self._total is None:
-            return
-        # Without any weight the gradients are 0 already.
-        total = torch.where(self._total == 0, 1.0, self._total)
-        correction = self._estimate / total
-        self._estimate = self._total = None
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(correction.to(parameter.grad.dtype))
-
-
-def scaling_by(scale: Tensor) -> Any:
-    """A hook that multiplies a gradient."""
-    return lambda gradient: gradient * scale.to(gradient.dtype)
-
-
-def have_one_denominator(means: Sequence[Mean]) -> bool:
-    """Whether these means have the same denominator, whatever the batch."""
-    if not means:
-        return False
-    first, *others = means
-    for other in others:
-        # Not by their sums, which are equal by chance in a batch without padding.
-        if other.weights is not first.weights or other.num_values != first.num_values:
-            return False
-    return True
-
-
-def is_one_mean(loss: Tensor, means: Sequence[Mean]) -> bool:
-    """Whether a loss is a mean times a constant; waits for the device."""
-    values = [each.value for each in means]
-    if not have_one_denominator(means) or not all(value.requires_grad for value in values):
-        return False
-    gradients = torch.autograd.grad(loss, values, retain_graph=True, allow_unused=True)
-    linear = torch.zeros_like(loss)
-    for value, gradient in zip(values, gradients, strict=True):
-        if gradient is not None:
-            linear = linear + gradient * value.detach()
-    # Another term, or a function that bends, leaves a difference.
-    tolerance = ROUNDING * torch.finfo(loss.dtype).eps
-    return torch.allclose(linear, loss.detach(), rtol=tolerance, atol=0)

@@ -7,8 +7,8 @@ from typing import Any
 
 from samestep.option_names import setting
 
-LOSS, RANDOM, BATCH_NORM, STATE = "loss", "random_numbers", "batch_norm", "state"
-KNOWN_DIFFERENCES = LOSS, RANDOM, BATCH_NORM, STATE
+LOSS, RANDOM, BATCH_NORM = "loss", "random_numbers", "batch_norm"
+KNOWN_DIFFERENCES = LOSS, RANDOM, BATCH_NORM
 """What may make other steps on another number of ranks, if a run is allowed to."""
 
 

@@ -107,7 +107,7 @@ class Trainer(L.Trainer):
         split_batches: let ``batch_size`` of ordinary DataLoaders count samples per step over all
             ranks, each of which gets a slice of every batch; otherwise it counts them per rank.
         allow: notes about steps that differ on another number of ranks, which are known and not
-            printed: ``loss``, ``random_numbers``, ``batch_norm``, ``state``.
+            printed: ``loss``, ``random_numbers``, ``batch_norm``.
         accelerator: as in Lightning; so are the next ones, and ``options``.
         strategy: ``auto``, ``ddp``, a variant of it, ``fsdp`` (a model in parts, one on each rank),
             or an object whose checkpoints are whole.

@@ -10,7 +10,7 @@ import importlib.util
 from samestep.verify import known_notes
 from samestep.verify.known_notes import KnownNote
 
-from ..base import KEEPS, LOADER, LOST, NO_MEAN, NORMALIZES, STREAM, Exact, Regressor, Style
+from ..base import LOADER, LOST, NO_MEAN, NORMALIZES, STREAM, Exact, Regressor, Style
 from ..batches import FromObjects
 
 FORGETS = (*STREAM, *LOST)
@@ -53,8 +53,8 @@ STYLES = [
     of("timm: model, ModelEmaV3, its schedule", "Timm", "Pictures", NORMALIZES),
     of("pytorch-metric-learning: triplets, miner", "Triplets", "Pictures", NO_MEAN),
     of("pytorch-metric-learning: CrossBatchMemory", "Remembers", "Pictures", NO_MEAN),
-    of("lightly: MoCo, memory bank", "MoCo", "Pictures", NO_MEAN + KEEPS),
-    of("lightly: DINO", "Dino", "Pictures", NO_MEAN + KEEPS),
+    of("lightly: MoCo, memory bank", "MoCo", "Pictures", NO_MEAN),
+    of("lightly: DINO", "Dino", "Pictures", NO_MEAN),
     of("segmentation-models-pytorch: Unet, Dice", "Segments", "Masks", NORMALIZES + NO_MEAN)
     ._replace(overrides=("trainer.strategy=ddp_find_unused_parameters_true",)),
     of("schedulefree: AdamWScheduleFree", "ScheduleFree", Exact),

@@ -6,7 +6,6 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from samestep import losses
@@ -22,7 +21,6 @@ from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import environment, process_group
 from samestep.ranks.compat import of_kind
-from samestep.ranks.gradients import parameters_of
 
 
 class SliceWeighting(L.Callback):
@@ -71,8 +69,6 @@ class SliceWeighting(L.Callback):
         self.is_measured = False
         """Whether the shares follow the speeds of the ranks; see ``plugins.measured_shares``."""
         self._has_patched = False
-        self._means: list[losses.Mean] = []  # of this batch
-        self._accumulated = losses.AccumulatedMean()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let batch samplers give each rank its slice of their batches."""
@@ -151,10 +147,7 @@ class SliceWeighting(L.Callback):
         self._batch = batch_idx
         if self._splits:
             self._check_splits(trainer)
-        has_samples = self.weight() > 0
-        self._means = []
-        accumulates = trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization
-        losses.begin_batch(counts=has_samples, means=self._means if accumulates else None)
+        losses.begin_batch(counts=self.weight() > 0)
 
     def _check_splits(self, trainer: L.Trainer) -> None:
         # Once per epoch: a difference shows in its first batch, and asking the ranks takes time.
@@ -176,8 +169,6 @@ class SliceWeighting(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
         """Weight this slice."""
-        if trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization:
-            self._accumulate_means(trainer, loss)
         weight = self.weight()
         # The gradients of all parameters are linear in the gradient of the loss. A callback cannot
         # replace the loss itself, whose value other callbacks show.
@@ -187,16 +178,6 @@ class SliceWeighting(L.Callback):
     def weight(self) -> float:
         """How much this slice counts in the mean over the ranks; 1 if all are equal."""
         return 1.0 if self._order is None else self._order.weight(self._batch)
-
-    def _accumulate_means(self, trainer: L.Trainer, loss: Tensor) -> None:
-        share = 1.0 if self._order is None else self._order.share_of_batch(self._batch)
-        self._accumulated.add(self._means, loss, trainer.accumulate_grad_batches, share)
-
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
-    ) -> None:
-        """Divide accumulated gradients by the denominator of the whole step."""
-        self._accumulated.finish(parameters_of(optimizer))
 
     def use_shares(self, trainer: L.Trainer, shares: tuple[float, ...]) -> None:
         """Give the ranks these shares from the next epoch on."""

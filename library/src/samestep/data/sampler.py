@@ -120,10 +120,6 @@ class GlobalBatchSampler(Sampler[Slice]):
         equal_parts = self.world_size * self.batches_per_step
         return self.lengths(index)[self.rank] * equal_parts / self.size_of_step(index)
 
-    def share_of_batch(self, index: int) -> float:
-        """Samples of batch ``index``, over all ranks, for one of an average batch of its step."""
-        return sum(self.lengths(index)) * self.batches_per_step / self.size_of_step(index)
-
     def weights_of_ranks(self) -> list[float]:
         """The weight of each rank in a mean over the ranks; 1 on average."""
         # Over the first step, like which all full steps are cut.
@@ -355,10 +351,6 @@ class SplitBatches:
 
     def _split(self, size: int) -> tuple[int, ...]:
         return split(size, (1.0,) * self.world_size)
-
-    def share_of_batch(self, index: int) -> float:
-        """1: each batch of the batch sampler counts the same in a step, whatever its length."""
-        return 1.0
 
     def weights_of_ranks(self) -> list[float]:
         """The weight of each rank in a mean over the ranks; 1 on average."""

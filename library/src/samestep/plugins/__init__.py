@@ -7,8 +7,7 @@ Promise: a run that asks for none of them computes and saves the same without th
 - ``data_of_ranks``: says what several ranks do with the training data.
 - ``epoch_means``: the mean over the epoch of what a module logs per step only.
 - ``fast_step``: a shorter way through an ordinary step.
-- ``loss_check`` with ``step_probe`` (computes a step), ``samples`` (of a batch of any kind) and
-  ``forked`` (leaves no trace): names what would make other steps on several ranks.
+- ``loss_check``: names what would make other steps on several ranks.
 - ``measured_shares``: ranks of unequal machines get unequal slices.
 - ``monitor_check``: rejects a monitor that validation does not log, before training begins.
 - ``needed_names``: rejects versions of torch and Lightning that lack what a run needs.

@@ -195,24 +195,6 @@ class ShardedStrategy(ModelParallelStrategy):
                     state[name] = shard_like(value, parameter)
         Strategy.load_optimizer_state_dict(self, checkpoint)
 
-    def forget_sharding(self) -> None:
-        """Make the module an ordinary one, in a fork; its weights must be gathered.
-
-        torch 2.15 has no public way back: the hooks would gather the weights again, together with
-        the other ranks. Only the loss check needs it, which reports an error as "not checked".
-        """
-        assert self.lightning_module is not None
-        for part in [*self.lightning_module.modules()]:
-            if not isinstance(part, FSDPModule):
-                continue
-            state: Any = part._get_fsdp_state()
-            state._pre_forward_hook_handle.remove()
-            state._post_forward_hook_handle.remove()
-            # The methods that count as forward passes are wrapped.
-            for name in STEPS:
-                vars(part).pop(name, None)
-            part.__class__ = class_of(part)
-
 
 def averages_weights(callback: object) -> bool:
     """Whether a callback is a WeightAveraging, which Lightning has since 2.6."""

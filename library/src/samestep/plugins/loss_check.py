@@ -1,114 +1,96 @@
-"""Finds out before the first step whether any number of ranks would take the same one."""
+"""Finds out before the first step whether another number of ranks would take another one.
 
-import dataclasses
+No effect shows that later: steps of another mean look like any others.
+"""
+
+import gc
 import logging
 import math
-import operator
-import pickle
+import multiprocessing
+import os
 import random
-from collections.abc import Mapping, Sequence
+import resource
+import signal
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import chain
-from typing import Any, NamedTuple
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchmetrics import Metric
 
+from samestep import losses
 from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.rng import SeedSteps, isolated_generators
 from samestep.data.loaders import orders_of
 from samestep.data.sampler import GlobalBatchSampler
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.plugins.forked import ForkError, ForkTimeout, call_in_fork, can_fork
-from samestep.plugins.samples import CannotSplit, join, take
-from samestep.plugins.step_probe import (
-    BATCH_NORMS,
-    TIMEOUT_S,
-    Answer,
-    OtherParts,
-    Step,
-    copy_to_cpu,
-    gathered_weights,
-    is_equal,
-)
-from samestep.ranks import compat, devices, environment, process_group
-from samestep.run_spec import BATCH_NORM, KNOWN_DIFFERENCES, LOSS, RANDOM, STATE, RunSpec
+from samestep.ranks import compat, environment
+from samestep.ranks.strategies import is_sharded
+from samestep.run_spec import BATCH_NORM, KNOWN_DIFFERENCES, LOSS, RANDOM, RunSpec
+from samestep.tracker import NullLogger
 
 log = logging.getLogger(__name__)
 
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
-MAX_SAMPLES = 16  # of a slice, whose loss is computed several times
-MAX_PASSES = 4  # each completes what the one before has given
-
-
-class Finding(NamedTuple):
-    """Why ranks would take another step."""
-
-    kind: str
-    """One of ``KNOWN_DIFFERENCES``."""
-    facts: str
-    """What was measured, or where."""
-    is_of_ranks: bool = True
-    """False: it is the accumulated batches, and not the ranks, that make another step."""
-
+MAX_SAMPLES = 16  # of a slice, whose loss is computed
+TOLERANCE = 1e-5  # of a loss: more than rounding, also in 32 bits
+TIMEOUT_S = 30.0  # seconds, for all losses
+OPEN_FILES = Path("/proc/self/fd")  # a link for each open file of this process
+WHILE_MOVED = " (in a hook that moves the batch to the device)"
 
 NOTES = {
-    LOSS: "Note: the loss is not a mean over the samples: it is {facts}. {differ}. "
-    "samestep.mean(losses, weights) is the mean over all ranks, for class weights and masks, and "
-    "samestep.gather_batch(tensor) the whole batch, for losses that compare samples; {allowed}",
-    RANDOM: "Note: each rank draws random numbers of its own in a training step{facts}. {differ}, "
-    "though neither is better; {allowed}",
-    STATE: "Note: a training step changes {facts} by the samples that it has. {differ}. "
-    "samestep.gather_batch(tensor) gives it those of all ranks; {allowed}",
-    BATCH_NORM: "Note: {facts} each slice of a batch by itself. {differ}. Group norm and layer "
-    "norm do not, nor does {sync} on GPUs; {allowed}",
+    LOSS: "the loss is not a mean over the samples: it is {}. samestep.mean(losses, weights) is "
+    "the mean over all ranks, for class weights and masks, and samestep.gather_batch(tensor) the "
+    "whole batch, for losses that compare samples",
+    RANDOM: "each rank draws random numbers of its own in a training step{}, which train as well",
+    BATCH_NORM: "batch norm{} normalizes each slice of a batch by itself. Group norm and layer "
+    "norm do not",
 }
 
 
-def explain(finding: Finding, num_ranks: int) -> str:
-    """The note for a finding."""
-    differ = f"So on {num_ranks} ranks the steps differ from those on one rank"
-    if not finding.is_of_ranks:
-        differ = "So accumulated batches make other steps than whole batches"
-    return NOTES[finding.kind].format(
-        facts=finding.facts,
-        differ=differ,
-        allowed=f"{setting('allow', f'[{finding.kind}]')} accepts it",
-        sync=setting("sync_batchnorm", True),
+def explain(kind: str, facts: str) -> str:
+    """The note about a finding."""
+    return (
+        f"Note: {NOTES[kind].format(facts)}. As it is, the steps differ from those of whole "
+        f"batches on one rank; {setting('virtual_ranks', 'V')} takes the same ones on any number "
+        f"of ranks, to the bit, and {setting('allow', f'[{kind}]')} silences this note"
     )
 
 
 def callback(spec: RunSpec) -> L.Callback | None:
-    """``LossCheck``, if a run cuts batches: over ranks, or into several that are accumulated."""
-    cuts_batches = environment.world_size() > 1 or spec.accumulates or spec.split_batches
-    return LossCheck(spec.allow) if cuts_batches else None
-
-
-WHILE_MOVED = " (in a hook that moves the batch to the device)"
-"""Where random numbers are drawn that change the samples."""
+    """``LossCheck``, if batches are cut, and not into slices that are the same in every run."""
+    # Virtual ranks are the slices of every run.
+    is_fixed = getattr(spec, "virtual_ranks", None) is not None
+    is_cut = environment.world_size() > 1 or spec.accumulates
+    return LossCheck(spec.allow) if is_cut and not is_fixed else None
 
 
 class LossCheck(L.Callback):
     """Names what would make the steps on several ranks differ from those on one.
 
-    Before the first step of a process the loss of a slice is computed as a whole, and as the mean
-    of its parts, as ranks would. If they differ, the loss is no mean over the samples, and a note
-    names the remedy. So it does for layers that normalize by the batch, and for random numbers,
-    which each rank draws for itself, in the step or while the batch is moved. A batch that is cut
-    for accumulation is checked too.
-
-    Everything is computed in a fork of this process, on the CPU, from at most ``MAX_SAMPLES``
-    samples: no attribute, metric, buffer, generator or log of the run changes. It is left out where
-    that is impossible: sharded models that are too large for one rank, batches whose samples cannot
-    be told apart. logs/rank-0.log says so then.
+    Before the first step of a process rank zero computes the loss of its slice, and the mean of the
+    losses of two parts of it, as two ranks would. If they differ, the loss is no mean over the
+    samples. Each is computed in a fork of this process, on the CPU: no attribute, metric, buffer,
+    generator, file or log of the run changes. Batch norm and dropout are named by the layers of the
+    module, also where the loss cannot be computed; logs/rank-0.log says why it cannot.
 
     Args:
         allow: the findings that are known, and are not printed: ``loss``, ``random_numbers``,
-            ``batch_norm``, ``state``.
+            ``batch_norm``.
 
     Raises:
         ConfigError: if ``allow`` has another name.
@@ -117,380 +99,302 @@ class LossCheck(L.Callback):
     def __init__(self, allow: Sequence[str] = ()) -> None:
         for name in allow:
             if name not in KNOWN_DIFFERENCES:
-                raise ConfigError(
-                    f"{option('allow')}: {name} is not known; choose from "
-                    f"{', '.join(KNOWN_DIFFERENCES)}"
-                )
-        self.allow = tuple(allow)
+                known = ", ".join(KNOWN_DIFFERENCES)
+                raise ConfigError(f"{option('allow')}: {name} is not known; choose from {known}")
+        self.allow = set(allow)
         self._has_checked = False
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Check the first batch of this process."""
-        if self._has_checked:
+        has_checked, self._has_checked = self._has_checked, True
+        if has_checked or not trainer.is_global_zero or self.allow.issuperset(KNOWN_DIFFERENCES):
             return
-        self._has_checked = True
-        lengths = lengths_of_slices(trainer, batch_idx)
-        if lengths is None or set(KNOWN_DIFFERENCES).issubset(self.allow):
+        if not cuts_batches(trainer):
             return
-        # First of all, because the check itself might draw some.
-        is_augmented = draws_while_moved(trainer, batch_idx)
-        own = self._find(trainer, pl_module, batch, lengths, batch_idx)
-        if is_augmented:
-            own.append(Finding(RANDOM, WHILE_MOVED))
-        found: dict[str, Finding] = {}
-        # All ranks look at slices of their own: more samples show more.
-        for findings in process_group.gather(own):
-            for finding in findings:
-                found.setdefault(finding.kind, finding)
-        for kind, finding in found.items():
+        found = find_layers(pl_module)
+        # Before the losses are computed, because that might draw some.
+        if draws_while_moved(trainer, batch_idx):
+            found[RANDOM] = WHILE_MOVED
+        try:
+            found = compare_losses(trainer, pl_module, batch, batch_idx) | found
+        except Exception as reason:
+            # A batch, a module and its weights are the user's: they may raise anything, and a
+            # check must not end a run that would have trained.
+            log.info("The loss is not checked: %r", reason)
+        if trainer.world_size == 1:
+            # The batches of a step draw the same numbers on any number of ranks.
+            found.pop(RANDOM, None)
+        for kind, facts in found.items():
             if kind not in self.allow:
-                print_note(trainer, explain(finding, trainer.world_size))
-
-    def _find(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        batch: Any,
-        lengths: Sequence[int],
-        batch_idx: int,
-    ) -> list[Finding]:
-        """What this rank has found; nothing if it cannot be found out."""
-        # One sample has no parts, so those of all ranks are put together.
-        slices = gather_slices(batch) if max(lengths) < 2 else [batch]
-        if not can_fork():
-            log.info("The loss is not checked: that needs Linux")
-            return []
-        # A slice that would be empty has a sample too, that of another rank.
-        length = max(lengths[trainer.global_rank], 1)
-        # All ranks take part in this, also one whose slice cannot be split.
-        with gathered_weights(pl_module) as are_whole:
-            if not are_whole:
-                log.info("The loss is not checked: the model is sharded, and too large for a rank")
-                return []
-            try:
-                samples = first_samples(slices, length)
-                step = Step(trainer, pl_module, batch_idx, copy_to_cpu(pl_module))
-                return check_in_fork(step, *samples)
-            except (CannotSplit, ForkError) as error:
-                log.info("The loss is not checked: %s", error)
-            except Exception:
-                # A batch, a module and its weights are the user's: they may raise anything, and a
-                # check must not end a run that would have trained.
-                log.info("The loss is not checked", exc_info=True)
-        return []
+                print_note(trainer, explain(kind, facts))
 
 
-def draws_while_moved(trainer: L.Trainer, batch_idx: int) -> bool:
-    """Whether hooks such as ``on_after_batch_transfer`` have drawn numbers that ranks draw too."""
-    # The check itself begins with a batch that has been moved.
-    if trainer.world_size == 1:
-        return False
-    (seeds,) = compat.callbacks_of(trainer, SeedSteps)
-    now = states_of_generators()
-    with isolated_generators():
-        seeds.seed_step(trainer, batch_idx)
-        return states_of_generators() != now
+def cuts_batches(trainer: L.Trainer) -> bool:
+    """Whether a batch is cut: where Lightning distributes a loader each rank has its own."""
+    has_parts = trainer.world_size > 1 or accumulates(trainer)
+    return has_parts and None not in orders_of(trainer)
 
 
-def states_of_generators() -> tuple[bytes, ...]:
-    """The states of the global generators of torch, NumPy and Python, to compare them."""
-    states = [
-        torch.get_rng_state().numpy().tobytes(),
-        pickle.dumps(np.random.get_state()),
-        pickle.dumps(random.getstate()),
-    ]
-    gpu = devices.module_of_gpu()
-    if gpu is not None:
-        states.append(gpu.get_rng_state().numpy().tobytes())
-    return tuple(states)
-
-
-def gather_slices(batch: Any) -> list[Any]:
-    """The slices of all ranks; of this rank only, if its batch cannot be sent to others."""
-    try:
-        return process_group.gather(move_data_to_device(batch, "cpu"))
-    except (pickle.PicklingError, AttributeError, TypeError):
-        # It is of the same kind on every rank, so none waits for the others.
-        return [batch]
-
-
-def lengths_of_slices(trainer: L.Trainer, batch_idx: int) -> tuple[int, ...] | None:
-    """Samples of each slice of a batch; None if it is not cut, or into what is unknown."""
-    orders = orders_of(trainer)
-    if trainer.world_size == 1 and not is_cut_for_accumulation(trainer):
-        return None
-    found: set[tuple[int, ...]] = set()
-    for order in orders:
-        if order is None:
-            return None
-        # Of several loaders the shorter ones may have begun again.
-        found.add(order.lengths(batch_idx if len(orders) == 1 else 0))
-    # Of loaders with batches of different sizes it is not known which tensor is of which.
-    return found.pop() if len(found) == 1 else None
-
-
-def is_cut_for_accumulation(trainer: L.Trainer) -> bool:
+def accumulates(trainer: L.Trainer) -> bool:
     """Whether a loader cuts the batch of a step into several, which are accumulated."""
     orders = compat.of_kind(orders_of(trainer), GlobalBatchSampler)
     return any(order.batches_per_step > 1 for order in orders)
 
 
-# -- The samples of a batch ------------------------------------------------------------------------
+def find_layers(module: nn.Module) -> dict[str, str]:
+    """The names of the layers by which slices of a batch differ from all of it."""
+    found = {RANDOM: names_of(module, DROPOUTS), BATCH_NORM: names_of(module, BATCH_NORMS)}
+    return {kind: f" ({names})" for kind, names in found.items() if names}
 
 
-def first_samples(slices: Sequence[Any], length: int) -> tuple[Any, int]:
-    """Some samples of a batch, on the CPU, and their number.
+def names_of(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> str:
+    """The names of the layers of these kinds that act in training, in a sentence."""
+    layers = ((name, part) for name, part in module.named_modules() if isinstance(part, kinds))
+    # Dropout(0) draws nothing.
+    return join_names([name for name, part in layers if part.training and getattr(part, "p", True)])
+
+
+def draws_while_moved(trainer: L.Trainer, batch_idx: int) -> bool:
+    """Whether hooks such as ``on_after_batch_transfer`` have drawn random numbers."""
+    (seeds,) = compat.callbacks_of(trainer, SeedSteps)
+    device = trainer.strategy.root_device
+    with isolated_generators():
+        numbers = draw_numbers(device)
+        seeds.seed_step(trainer, batch_idx)
+        return draw_numbers(device) != numbers
+
+
+def draw_numbers(device: torch.device) -> list[float]:
+    """A number of each global generator."""
+    of_torch = float(torch.rand(())), float(torch.rand((), device=device))
+    return [*of_torch, np.random.rand(), random.random()]
+
+
+# -- The losses of a slice and its parts -----------------------------------------------------------
+
+
+class CannotCompare(Exception):
+    """The loss cannot be computed, or the batch has not one entry for each sample."""
+
+
+Copies = list[tuple[Tensor, Tensor]]
+"""Tensors of a module that are on a device, with copies on the CPU, which is all a fork has."""
+Answer = tuple[list[float], bool]
+"""The losses of two steps, several with manual optimization; whether random numbers were drawn."""
+
+
+def compare_losses(
+    trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
+) -> dict[str, str]:
+    """Whether a step draws random numbers, and what its loss is if that is not a mean.
 
     Raises:
-        CannotSplit: if there is one only, or the batch has no entry for each sample.
+        CannotCompare: if it cannot be found out.
     """
-    number = min(length, MAX_SAMPLES)
-    parts = []
-    for slice_ in slices[:MAX_SAMPLES]:
-        parts.append(move_data_to_device(take(slice_, length, slice(0, number)), "cpu"))
-    number *= len(parts)
-    if number < 2:
-        raise CannotSplit("the batch has one sample")
-    return join(parts), number
+    length = length_of_slice(trainer, batch_idx)
+    num = min(length, MAX_SAMPLES)
+    # Two halves are often equal by chance, such as in their weights; 7 and 9 samples are not.
+    cut = max(1, (num - 1) // 2)
+    whole, *parts = [take(batch, length, slice(*at)) for at in ((0, num), (0, cut), (cut, num))]
+    # A step that keeps something of its samples makes another loss of the next one.
+    turns = [(part, whole) for part in (whole, *parts)]
+    step = partial(compute_losses, trainer, module, batch_idx, copies_on_cpu(module))
+    deadline = time.monotonic() + TIMEOUT_S
+    try:
+        answers = [call_in_fork(partial(step, turn, torch.float64), deadline) for turn in turns]
+    except CannotCompare:
+        # Such as a step that names its type of numbers itself.
+        answers = [call_in_fork(partial(step, turn, torch.float32), deadline) for turn in turns]
+    (of_whole, is_random), (of_a, _), (of_b, _) = answers
+    found = {RANDOM: ""} if is_random else {}
+    for number, (loss, a, b) in enumerate(zip(of_whole, of_a, of_b, strict=True)):
+        mean = (cut * a + (num - cut) * b) / num
+        tolerance = TOLERANCE * max(abs(loss), abs(a), abs(b))
+        # A part without a valid sample may be nan, which is close to nothing.
+        if math.isfinite(loss) and not math.isclose(mean, loss, rel_tol=0, abs_tol=tolerance):
+            of = "for" if number < len(of_whole) // 2 else "after a step with"
+            found.setdefault(LOSS, f"{loss:.6g} {of} {num} samples, {mean:.6g} {of} two parts")
+    return found
+
+
+def length_of_slice(trainer: L.Trainer, batch_idx: int) -> int:
+    """The number of samples of our slice.
+
+    Raises:
+        CannotCompare: if it has no parts, or no loss of its own.
+    """
+    order, *others = orders_of(trainer)
+    if others or order is None:
+        raise CannotCompare("of several loaders it is not known how many samples a batch has")
+    if is_sharded(trainer.strategy):
+        raise CannotCompare("the model is sharded")
+    # Apple's libraries end a fork of a process with threads, or hang in it.
+    if not OPEN_FILES.is_dir():
+        raise CannotCompare("that needs Linux")
+    length = order.lengths(batch_idx)[trainer.global_rank]
+    if length < 2:
+        raise CannotCompare("a slice of one sample has no parts")
+    return length
+
+
+def take(batch: Any, length: int, chosen: slice) -> Any:
+    """Some samples of a batch, on the CPU.
+
+    Raises:
+        CannotCompare: if a tensor has not one entry for each of ``length`` samples.
+    """
+
+    def cut(tensor: Tensor) -> Tensor:
+        if tensor.ndim and len(tensor) != length:
+            raise CannotCompare(f"{length} samples, and a tensor of shape {tuple(tensor.shape)}")
+        return (tensor[chosen] if tensor.ndim else tensor).cpu()
+
+    return apply_to_collection(batch, Tensor, cut)
+
+
+def copies_on_cpu(module: nn.Module) -> Copies:
+    """The tensors of a module that are on a device, with copies."""
+    tensors = [*module.parameters(), *module.buffers()]
+    for part in module.modules():
+        # Such as weights of a loss that were moved by hand.
+        tensors += [value for value in vars(part).values() if isinstance(value, Tensor)]
+    return [(tensor, tensor.detach().cpu()) for tensor in tensors if not tensor.is_cpu]
 
 
 # -- In the fork -----------------------------------------------------------------------------------
 
 
-def check_in_fork(step: Step, batch: Any, length: int) -> list[Finding]:
-    """What makes the step of this batch differ from those of its parts, found in a fork.
+def compute_losses(
+    trainer: L.Trainer, module: Any, batch_idx: int, copies: Copies, turn: Any, dtype: torch.dtype
+) -> Answer:
+    """The losses of training steps that log nothing, write nothing and need no GPU."""
+    prepare(module, copies, dtype)
+    trainer.loggers = [NullLogger("")]
+    found: list[Any] = []
+    # With manual optimization the step hands each loss to this method.
+    vars(module)["manual_backward"] = lambda loss, *args, **options: found.append(loss)
+    before = str((random.getstate(), np.random.get_state()))
+    shared, numbers = losses.begin_batch(), ConstantNumbers()
+    for batch in apply_to_collection(turn, Tensor, partial(convert, dtype)):
+        args = [batch, batch_idx]
+        if not is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2):
+            args.pop()
+        with numbers:
+            output = module.training_step(*args)
+        if module.automatic_optimization:
+            found.append(output["loss"] if isinstance(output, Mapping) else output)
+    # Those of NumPy are others for each sample, which make another loss of the parts.
+    draws_others = before != str((random.getstate(), np.random.get_state()))
+    # What is a mean over all ranks is that over all parts, but not over accumulated batches.
+    is_exact = shared.is_shared and not accumulates(trainer)
+    values = [] if draws_others or is_exact else [float(loss.detach()) for loss in found]
+    return values, numbers.num_drawn > 0 or draws_others
+
+
+def prepare(module: nn.Module, copies: Copies, dtype: torch.dtype) -> None:
+    """Let a module log nothing, count nothing and compute on the CPU, with numbers of this type."""
+    vars(module).update(log=ignore, log_dict=ignore)
+    for tensor, copy in copies:
+        tensor.data = copy
+    for part in module.modules():
+        if isinstance(part, Metric):
+            # No loss needs them, and what they have added up may be on a device.
+            vars(part).update(update=ignore, forward=ignore, _apply=ignore)
+        elif isinstance(part, (nn.SyncBatchNorm, *BATCH_NORMS)):
+            # A note of its own is about these.
+            part.eval()
+    module.to("cpu", dtype)
+    # A step may make tensors of its own, such as those that weight a loss.
+    torch.set_default_dtype(dtype)
+    torch.compiler.set_stance("force_eager")
+
+
+def ignore(*args: Any, **options: Any) -> None:
+    """Log nothing, count nothing."""
+
+
+def convert(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """A copy, which a step may change, with numbers of this type if they are floating point."""
+    return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+
+
+class ConstantNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within this block torch draws the same number for each sample, of whatever generator.
+
+    So the loss of a step that draws some is a mean over its samples, or not, as without them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_drawn = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation, and replace the random numbers that it has drawn."""
+        drawn = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(drawn, Tensor):
+            return drawn
+        self.num_drawn += 1
+        if func.overloadpacket is torch.ops.aten.randperm:
+            return drawn.copy_(torch.arange(len(drawn)))
+        # 0 is an index of whatever is chosen from, and one of two outcomes.
+        return drawn.fill_(0.5 if drawn.is_floating_point() else 0)
+
+
+def call_in_fork(function: Callable[[], Answer], deadline: float) -> Answer:
+    """What ``function`` returns in a fork of this process.
 
     Raises:
-        ForkError: if the step fails.
+        CannotCompare: if it raises an error, or does not end in time.
     """
+    context = multiprocessing.get_context("fork")
+    receives, sends = context.Pipe(duplex=False)
+    fork = context.Process(target=be_fork, args=(function, sends))
+    with warnings.catch_warnings():
+        # Python 3.12 warns of other threads, none of which the fork has or waits for.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        fork.start()
+    sends.close()
     try:
-        found = call_in_fork(partial(check_step, step, batch, length), TIMEOUT_S)
-    except ForkTimeout:
-        raise
-    except ForkError:
-        # Such as a model that names its type of numbers itself.
-        step = dataclasses.replace(step, is_double=False)
-        found = call_in_fork(partial(check_step, step, batch, length), TIMEOUT_S)
-    if found is None:
-        # A fork for each step takes longer than a step, so it is the second try.
-        step = dataclasses.replace(step, is_repeatable=False)
-        found = call_in_fork(partial(check_step, step, batch, length), TIMEOUT_S)
-    assert found is not None
-    return found
+        if not receives.poll(max(0.0, deadline - time.monotonic())):
+            raise CannotCompare(f"it did not end within {TIMEOUT_S:g} s")
+        answer: Answer | str = receives.recv()
+    finally:
+        fork.kill()
+        fork.join()
+        receives.close()
+    if isinstance(answer, str):
+        raise CannotCompare(answer)
+    return answer
 
 
-def check_step(step: Step, batch: Any, length: int) -> list[Finding] | None:
-    """What makes the step of this batch differ from those of its parts.
-
-    None if the steps must be computed in forks of their own, and are not yet.
-    """
-    step.prepare()
-    plain = compute_twice(step, batch, evaluates=True)
-    if plain is None:
-        return None
-    if not plain.losses:
-        raise CannotSplit("training_step returns no loss")
-    findings = check_loss(step, batch, length, plain)
-    # As it is trained, with dropout and the statistics of the batch. Not before: batch norm would
-    # evaluate by other statistics from here on.
-    trained = compute_twice(step, batch, evaluates=False)
-    if trained is None:
-        return None
-    if trained.state:
-        findings += check_state(step, batch, length, trained)
-    # The batches of a step draw the same numbers on any number of ranks, if there is one.
-    if trained.is_random and step.is_on_ranks:
-        names = names_of(step.module, *DROPOUTS)
-        where = f" ({names})" if names and not plain.is_random else ""
-        findings.append(Finding(RANDOM, where))
-    return findings + check_layers(step, batch, length, trained, findings)
-
-
-def compute_twice(step: Step, batch: Any, *, evaluates: bool) -> Answer | None:
-    """The losses of the batch; None if they depend on what an earlier step leaves behind."""
-    first, second = step.compute_in_turn([batch, batch], evaluates=evaluates)
-    if step.is_repeatable and first.losses != second.losses:
-        return None
-    return first
-
-
-def check_layers(
-    step: Step, batch: Any, length: int, trained: Answer, known: Sequence[Finding]
-) -> list[Finding]:
-    """Whether a layer normalizes by the batch, such as batch norm."""
-    norms = names_of(step.module, *BATCH_NORMS)
-    if norms:
-        return [Finding(BATCH_NORM, f"batch norm ({norms}) normalizes", step.is_on_ranks)]
-    # What is known already would be found again, and so would what is synchronized on GPUs.
-    if known or trained.is_random or names_of(step.module, nn.SyncBatchNorm):
-        return []
-    if compare_with_parts(step, batch, length, trained, evaluates=False) is None:
-        return []
-    seen = "a layer, other than in evaluation, normalizes"
-    return [Finding(BATCH_NORM, seen, step.is_on_ranks)]
-
-
-def check_loss(step: Step, batch: Any, length: int, whole: Answer) -> list[Finding]:
-    """Whether the loss of a batch is another one than that of its parts."""
-    if step.is_on_ranks:
-        difference = compare_with_parts(step, batch, length, whole)
-        if difference is not None:
-            return [Finding(LOSS, difference)]
-    # The batches of a step share nothing, but for the denominator of one mean.
-    if is_cut_for_accumulation(step.trainer) and not whole.is_one_mean:
-        difference = compare_with_parts(step, batch, length, whole, exchanges=False)
-        if difference is not None:
-            return [Finding(LOSS, difference, is_of_ranks=False)]
-    return []
-
-
-def check_state(step: Step, batch: Any, length: int, whole: Answer) -> list[Finding]:
-    """Whether parts of a batch leave other buffers and attributes behind than the whole.
-
-    What the loss does not depend on may differ: an attribute makes no difference then. Buffers
-    become their mean over the ranks at the end of an epoch, which must be that of the whole batch.
-    """
-    shares, parts = cut_in_two(batch, length, length // 2)
-    if step.is_on_ranks:
-        answers = compute_parts(step, parts, evaluates=False, exchanges=True)
-        names = find_unequal(step, whole.state, [answer.state for answer in answers], shares)
-        if names:
-            return [Finding(STATE, join_names(names))]
-    # What the loss does not depend on may be changed by each batch of a step.
-    if is_cut_for_accumulation(step.trainer) and not step.is_repeatable:
-        names = find_left_otherwise(step, parts, whole.state)
-        if names:
-            return [Finding(STATE, join_names(names), is_of_ranks=False)]
-    return []
-
-
-def find_left_otherwise(step: Step, parts: Sequence[Any], whole: Mapping[str, Tensor]) -> list[str]:
-    """The names of what two batches in turn leave behind otherwise than the whole one."""
-    first, second = step.compute_in_turn(parts, evaluates=False)
-    left_behind = first.state | second.state
-    names = []
-    for name, value in whole.items():
-        if not is_equal(left_behind.get(name), value, step.tolerance):
-            names.append(name)
-    return names
-
-
-def find_unequal(
-    step: Step,
-    whole: Mapping[str, Tensor],
-    of_parts: Sequence[Mapping[str, Tensor]],
-    shares: Sequence[float],
-) -> list[str]:
-    """The names of what the parts have other values of than the whole, where that matters."""
-    buffers = dict(step.module.named_buffers())
-    names = []
-    for name, value in whole.items():
-        values = [part.get(name) for part in of_parts]
-        if all(is_equal(own, value, step.tolerance) for own in values):
-            continue
-        mean = weighted_mean(values, shares)
-        is_harmless = name not in buffers or is_equal(mean, value, step.tolerance)
-        if not (step.is_repeatable and is_harmless):
-            names.append(name)
-    return names
-
-
-def weighted_mean(values: Sequence[Tensor | None], shares: Sequence[float]) -> Tensor | None:
-    """The mean of the values of parts, by their samples; None if they have none."""
-    found = [value for value in values if value is not None]
-    shapes = {value.shape for value in found}
-    if len(found) < len(values) or len(shapes) > 1:
-        return None
-    weights = torch.tensor(shares, dtype=torch.float64)
-    mean: Tensor = torch.tensordot(weights, torch.stack(found).double(), dims=1)
-    return mean
-
-
-def cut_in_two(batch: Any, length: int, cut: int) -> tuple[list[float], list[Any]]:
-    """The shares of two parts in the samples of a batch, and the parts."""
-    shares: list[float] = []
-    parts: list[Any] = []
-    for chosen in (slice(0, cut), slice(cut, length)):
-        shares.append((chosen.stop - chosen.start) / length)
-        parts.append(take(batch, length, chosen))
-    return shares, parts
-
-
-def compare_with_parts(
-    step: Step,
-    batch: Any,
-    length: int,
-    whole: Answer,
-    *,
-    evaluates: bool = True,
-    exchanges: bool = True,
-) -> str | None:
-    """How the loss of a batch differs from the mean over its parts; None if it does not.
-
-    Args:
-        step: computes the losses.
-        batch: all samples.
-        length: their number.
-        whole: the losses of all samples.
-        evaluates: whether layers such as dropout do nothing.
-        exchanges: whether the parts share what they give to ``mean`` and ``gather_batch``.
-    """
-    # Several, because a quantity may be equal in two halves by chance.
-    for cut in {length // 2, max(length // 3, 1), 1}:
-        shares, parts = cut_in_two(batch, length, cut)
-        answers = compute_parts(step, parts, evaluates=evaluates, exchanges=exchanges)
-        for number, loss in enumerate(whole.losses):
-            of_parts = [answer.losses[number] for answer in answers]
-            mean = sum(map(operator.mul, shares, of_parts))
-            if math.isfinite(loss) and not is_close(mean, loss, of_parts, step.tolerance):
-                return f"{loss:.6g} for {length} samples, {mean:.6g} for two parts of them"
-    return None
-
-
-def is_close(mean: float, loss: float, of_parts: Sequence[float], tolerance: float) -> bool:
-    """Whether the mean of the losses of parts is the loss of the whole, up to rounding."""
-    size = max(map(abs, [loss, *of_parts]))
-    # Without a valid sample a part may be nan or infinite, which is close to nothing.
-    if not math.isfinite(mean):
-        return False
-    return abs(mean - loss) <= tolerance * size
-
-
-def compute_parts(
-    step: Step, parts: Sequence[Any], *, evaluates: bool, exchanges: bool
-) -> list[Answer]:
-    """The losses of the parts of a batch, each of which has what the others give."""
-    if not exchanges:
-        return [step.compute(part, evaluates=evaluates) for part in parts]
-    given: list[list[Tensor]] = []
-    answers: list[Answer] = []
-    for _ in range(MAX_PASSES):
-        answers = []
-        for index, part in enumerate(parts):
-            peers = OtherParts(index, given)
-            answers.append(step.compute(part, evaluates=evaluates, peers=peers))
-        before, given = given, [answer.shared for answer in answers]
-        # A mean may depend on another one, which has its value only in the second pass.
-        if are_equal(before, given):
-            break
-    return answers
-
-
-def are_equal(ours: Sequence[Sequence[Tensor]], theirs: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether all parts have given the same."""
-    if not any(theirs):
-        return True
-    if list(map(len, ours)) != list(map(len, theirs)):
-        return False
-    return all(map(torch.equal, chain(*ours), chain(*theirs)))
-
-
-def names_of(module: nn.Module, *kinds: type[nn.Module]) -> str:
-    """The names of the layers of these kinds that are not in evaluation, in a sentence."""
-    names = []
-    for name, part in module.named_modules():
-        if isinstance(part, kinds) and part.training:
-            names.append(name)
-    return join_names(names)
+def be_fork(function: Callable[[], Answer], sends: "Connection[Any, Any]") -> None:
+    """Send the answer of a function, or its error, and leave no other trace."""
+    try:
+        # The parent may be killed: without it nothing else would end this process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, TIMEOUT_S)
+        # A collection would close what belongs to the parent.
+        gc.disable()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        # What the user's code writes to its own files would be there twice. Pipes have no limit.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        # Nor may it talk in the place of its rank, such as to a tracker.
+        for link in OPEN_FILES.iterdir():
+            # The folder itself was open while it was read.
+            with suppress(OSError):
+                if str(link.readlink()).startswith("socket:"):
+                    os.close(int(link.name))
+        # The other threads of a pool do not exist here, and an operation would wait for them.
+        torch.set_num_threads(1)
+        if dist.is_available() and dist.is_initialized():
+            dist.GroupMember.WORLD = None
+        sends.send(function())
+    except BaseException as error:  # whatever a model raises, also to end its process
+        sends.send(f"{type(error).__name__}: {error}")
+    finally:
+        # No clean-up of the parent's: its files, threads and connections are not ours.
+        os._exit(0)

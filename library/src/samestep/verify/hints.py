@@ -43,7 +43,7 @@ ON_RANKS = {
         "the same samples, and another gradient: look for a loss that is no mean over its samples "
         "(class weights, ignore_index, masks, sums, losses that compare samples), for which "
         "samestep.mean and samestep.gather_batch help, and for a layer that sees the batch "
-        "(BatchNorm) or draws random numbers (Dropout)"
+        "(BatchNorm) or draws random numbers (Dropout); with virtual_ranks all of them are equal"
     ),
     "metric": (
         "the weights are the same, so look at the validation: a metric that is no mean over "

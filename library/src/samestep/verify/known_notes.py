@@ -55,10 +55,6 @@ BATCH_NORM = KnownNote(
     "each slice of a batch by itself",
     (RANKS,), WEIGHTS, "each slice is normalized by itself",
 )  # fmt: skip
-STATE = KnownNote(
-    "by the samples that it has",
-    (RANKS,), WEIGHTS, "each rank keeps a state of its own samples",
-)  # fmt: skip
 LOST_ATTRIBUTES = KnownNote(
     "no checkpoint holds them",
     (INTERRUPTED,), (), "state outside the checkpoint is lost",
@@ -89,7 +85,6 @@ KNOWN_NOTES = (
     LOSS,
     RANDOM_STEPS,
     BATCH_NORM,
-    STATE,
     LOST_ATTRIBUTES,
     LOST_PARTS,
     OTHER_SUBSETS,
