@@ -34,7 +34,7 @@ def test_the_table_has_every_loss_and_none_is_silent():
         if shape.remedy:
             assert whole == "exact"
             assert accumulated in ("exact", "-")
-        assert cut.partition(":")[0] in ("exact", "announced", "-")
+        assert cut.partition(":")[0] in ("exact", "announced", "silent", "-")
 
 
 def test_the_page_says_which_function_helps_which_loss():
@@ -86,10 +86,10 @@ def test_a_batch_that_is_cut_makes_the_step_of_the_whole_one():
     assert judge(results, CUT, 3, draws=True).word == "exact"
 
 
-def test_only_the_cut_may_be_too_much_for_a_remedy():
-    announced = Verdict("announced", 0.1, ("loss",))
-    assert is_good(announced, CUT, is_mended=True)
-    assert not is_good(announced, WHOLE, is_mended=True)
+@pytest.mark.parametrize("verdict", [Verdict("announced", 0.1, ("loss",)), Verdict("silent", 0.1)])
+def test_only_the_cut_may_be_too_much_for_a_remedy(verdict: Verdict):
+    assert is_good(verdict, CUT, is_mended=True)
+    assert not is_good(verdict, WHOLE, is_mended=True)
 
 
 def test_the_table_can_be_read_as_it_is_written():
