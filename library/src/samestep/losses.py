@@ -15,7 +15,7 @@ Learning of Visual Representations" (2020), whose loss compares all samples of a
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,20 @@ from torch import distributed as dist
 
 from samestep.errors import ConfigError
 from samestep.ranks import collectives, process_group
+
+
+class Peers(Protocol):
+    """Those that have the other slices of a batch; each must call these at the same point."""
+
+    def total(self, own: Tensor) -> Tensor:
+        """The sum of what all of them have."""
+
+    def slices(self, own: Tensor) -> list[Tensor]:
+        """What each of them has; the slices may differ in their first dimension."""
+
+    @property
+    def index(self) -> int:
+        """The place of our slice among them."""
 
 
 class Ranks:
@@ -62,6 +76,8 @@ class Ranks:
 class Batch:
     """The batch that is trained on, or evaluated."""
 
+    peers: Peers | None = None
+    """None: the ranks of the process group, if there is one."""
     is_alone: bool = False
     """Whether other ranks may not have a batch at this moment."""
     counts: bool = True
@@ -69,9 +85,11 @@ class Batch:
     is_shared: bool = False
     """Whether ``mean`` or ``gather_batch`` was called for it."""
 
-    def find_ranks(self) -> Ranks | None:
-        """Those that have the other slices; None if there are none."""
+    def find_peers(self) -> Peers | None:
+        """The peers; None if there are none."""
         self.is_shared = True
+        if self.peers is not None:
+            return self.peers
         has_ranks = collectives.num_ranks() > 1
         return Ranks() if has_ranks and not self.is_alone else None
 
@@ -90,29 +108,29 @@ class _Total(torch.autograd.Function):
     """The sum over all slices. The gradient of a sum is that of all its users, on every rank."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.total(own)
+    def forward(ctx: Any, own: Tensor, peers: Peers) -> Tensor:
+        ctx.peers = peers
+        return peers.total(own)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.ranks.total(gradient), None
+        return ctx.peers.total(gradient), None
 
 
 class _Gathered(torch.autograd.Function):
     """All slices in order. The gradient of a sample is that of all its users, on every rank."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, ranks: Ranks) -> Tensor:
-        slices = ranks.slices(own)
+    def forward(ctx: Any, own: Tensor, peers: Peers) -> Tensor:
+        slices = peers.slices(own)
         lengths = [len(slice_) for slice_ in slices]
-        ctx.ranks = ranks
-        ctx.start, ctx.length = sum(lengths[: ranks.index]), len(own)
+        ctx.peers = peers
+        ctx.start, ctx.length = sum(lengths[: peers.index]), len(own)
         return torch.cat(slices)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = ctx.ranks.total(gradient.contiguous())
+        total = ctx.peers.total(gradient.contiguous())
         return total[ctx.start : ctx.start + ctx.length], None
 
 
@@ -164,9 +182,9 @@ def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
         sums = sums.double()
     if not _batch.counts:
         sums = sums * 0
-    ranks = _batch.find_ranks()
-    if ranks is not None:
-        sums = _Total.apply(sums, ranks)
+    peers = _batch.find_peers()
+    if peers is not None:
+        sums = _Total.apply(sums, peers)
     numerator, denominator = sums
     is_empty = denominator == 0
     value: Tensor = (numerator / torch.where(is_empty, 1.0, denominator)).to(dtype)
@@ -205,10 +223,10 @@ def gather_batch(tensor: Tensor) -> Tensor:
         )
     if not _batch.counts:
         tensor = tensor[:0]
-    ranks = _batch.find_ranks()
-    if ranks is None:
+    peers = _batch.find_peers()
+    if peers is None:
         return tensor
-    gathered: Tensor = _Gathered.apply(tensor, ranks)
+    gathered: Tensor = _Gathered.apply(tensor, peers)
     return gathered
 
 
