@@ -308,6 +308,7 @@ PATCHES = [
         "ranks/epoch_logs.py",
         "ranks/gradients.py",
         "ranks/process_group.py",
+        "ranks/virtual.py",
         "run/weights.py",
         "plugins/starting.py",
     )

@@ -84,7 +84,9 @@ def test_a_row_ends_although_a_contender_hangs_or_leaves_a_process_behind(
 ):
     script = tmp_path / "leaves.py"
     script.write_text(
-        "import pathlib, subprocess, sys, time\n"
+        "import pathlib, signal, subprocess, sys, time\n"
+        # A shell that starts the tests in the background lets them ignore it.
+        "signal.signal(signal.SIGQUIT, signal.SIG_DFL)\n"
         "subprocess.Popen(['sleep', '300'])\n"  # which has its output, as a loader's process has
         "print('RESULT {\"value\": 7}', flush=True)\n"
         "if sys.argv[1:]:\n"

@@ -41,7 +41,7 @@ def install(folder: Path, code: str) -> None:
     info = folder / "samples_seen-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: samples-seen\nVersion: 1.0\n")
-    (table,) = re.findall(r'\[project\.entry-points\."(.+)"\]\n    (samples_seen) = "(.+)"', PAGE)
+    (table,) = re.findall(r'\[project\.entry-points\."(.+)"\]\n(samples_seen) = "(.+)"', PAGE)
     group, name, value = table
     (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
 

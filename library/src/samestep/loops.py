@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import lightning as L
+import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loops import fit_loop
@@ -38,7 +39,9 @@ from lightning.pytorch.loops.fetchers import (
     _PrefetchDataFetcher,
 )
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
 
@@ -48,10 +51,12 @@ from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState
 from samestep.callbacks.rng import SeedSteps, before_hooks, seed_hook
+from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.data.loaders import without_states
-from samestep.errors import RunError
+from samestep.errors import ConfigError, RunError
+from samestep.option_names import setting
 from samestep.plugin import Plugin
-from samestep.ranks import epoch_logs, process_group, stopping
+from samestep.ranks import epoch_logs, process_group, stopping, virtual
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.process_group import on_rank_zero
 from samestep.run import phases
@@ -60,6 +65,7 @@ log = logging.getLogger(__name__)
 
 Hook = Callable[..., Any]
 Kind = TypeVar("Kind")
+Result = TypeVar("Result")
 
 MAX_REHEARSED_S = 5.0  # of the last step, where the next one is computed before a process ends
 
@@ -74,6 +80,15 @@ def install(trainer: L.Trainer) -> None:
     for each in plugin.find("epoch_loop"):
         kind = each.epoch_loop(kind)
     loop.epoch_loop = kind(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
+    loop.epoch_loop.val_loop = EvaluationLoop(
+        trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False
+    )
+    trainer.validate_loop = EvaluationLoop(
+        trainer,
+        TrainerFn.VALIDATING,
+        RunningStage.VALIDATING,
+        inference_mode=trainer.validate_loop.inference_mode,
+    )
     validate = loop.epoch_loop.val_loop.run
     loop.epoch_loop.val_loop.run = phases.spend(phases.VALIDATION)(validate)  # type: ignore[method-assign]
     trainer.fit_loop = loop
@@ -83,6 +98,10 @@ def install(trainer: L.Trainer) -> None:
         RunningStage.TESTING,
         inference_mode=trainer.test_loop.inference_mode,
     )
+
+
+class Slices(list[Any]):
+    """The batches of a step, if this process has several slices of it."""
 
 
 class TrainingData:
@@ -172,11 +191,17 @@ class TrainingData:
         self.loaders.reset()
 
     def __next__(self) -> Any:
-        return self._watch(self._read_next, is_first_batch=True)
+        own = virtual.layout().own
+        if len(own) == 1:
+            return self._watch(partial(self._read_next, own[0]), is_first_batch=True)
+        found = self._watch(lambda: [*map(self._read_next, own)], is_first_batch=True)
+        return Slices(batch for batch, _, _ in found), *found[0][1:]
 
-    def _read_next(self) -> Any:
-        self._read_trained_batches()
-        self._begin_batch()
+    def _read_next(self, number: int) -> Any:
+        if number == virtual.layout().own[0]:
+            self._read_trained_batches()
+            self._note_states()
+        self.resume.begin_batch()
         try:
             batch = next(self.loaders)
         except StopIteration:
@@ -189,7 +214,8 @@ class TrainingData:
             self._may_be_exhausted = False
             self._end_restored_pass()
             iter(self.loaders)
-            self._begin_batch()
+            self._note_states()
+            self.resume.begin_batch()
             return next(self.loaders)
         self._may_be_exhausted = False
         self._forget_loaded()
@@ -229,8 +255,7 @@ class TrainingData:
             self._loaded = []
             self._is_continued = True
 
-    def _begin_batch(self) -> None:
-        self.resume.begin_batch()
+    def _note_states(self) -> None:
         may_change = self._loaders_have_state or self._data_has_state
         if may_change and not self.is_read_within_step:
             # Only what has a state is asked for it: to look for loaders that have one takes time.
@@ -248,8 +273,7 @@ class TrainingData:
         num = self.resume.take_num_to_read()
         for number in range(num):
             # Seeded as before the interruption, so that a stream draws the same numbers.
-            self._begin_batch()
-            self._drop_newest()
+            self.resume.begin_batch()
             try:
                 next(self.loaders)
             except StopIteration:
@@ -328,6 +352,7 @@ class FitLoop(_FitLoop):
         (self.resume,) = callbacks_of(trainer, DataResume)
         (self.objects,) = callbacks_of(trainer, Objects)
         self.plugins = callbacks_of(trainer, Plugin)
+        self.sliced = SlicedStep(trainer)
         # Most have not this hook, and steps may be short.
         self._show_to_plugins = [
             each.on_batch_read
@@ -412,15 +437,17 @@ class FitLoop(_FitLoop):
     def on_run_start(self) -> None:
         """Defer signals from here on; restore metrics and objects after every hook's own."""
         stopping.defer()
+        virtual.begin_stage(self.trainer.lightning_module, self.epoch_loop)
         super().on_run_start()
         if self.restarted_mid_epoch:
             # Lightning calls `on_train_epoch_start` of no callback then, in which this bar learns
             # the number of the epoch and its length.
             for bar in callbacks_of(self.trainer, TQDMProgressBar):
                 bar.on_train_epoch_start(self.trainer)
+        virtual.begin_stage(self.trainer.lightning_module, self.epoch_loop)
+        self.objects.begin(self.trainer)
         for ranks in callbacks_of(self.trainer, RankState):
             ranks.begin(self.trainer, self.trainer.lightning_module)
-        self.objects.begin(self.trainer)
 
     def read_and_agree(self, read: Callable[[], Any]) -> Any:
         """Read the next batch; then all ranks continue, save, or save and stop.
@@ -433,10 +460,12 @@ class FitLoop(_FitLoop):
         is_between_steps = progress.ready % trainer.accumulate_grad_batches == 0
         if not is_between_steps:
             batch = self._wait_for_batch(read)
+            slices = slices_of(batch)
         else:
             try:
                 batch = stopping.interruptible(partial(self._wait_for_batch, read))
-                self.resume.take_batch(trainer, batch, self.objects.suspects)
+                slices = slices_of(batch)
+                self.resume.take_batch(trainer, slices, self.objects.suspects)
             except stopping.Stopped:
                 # The other ranks agree before this step, and wait for this rank's answer.
                 self._agree()
@@ -451,9 +480,13 @@ class FitLoop(_FitLoop):
         if self.seeds is not None:
             # Before the batch is moved: hooks of the transfer may draw random numbers.
             self.seeds.seed_step(trainer, progress.ready)
+        if slices:
+            first, *self.sliced.others = slices
+            batch = first, *batch[1:]
+            self.sliced.is_repeated = False
         for show in self._show_to_plugins:
-            # An iterator is read by the step.
-            show(trainer, progress.ready, batch[0] if isinstance(batch, tuple) else None)
+            show(trainer, progress.ready, slices[0] if slices else None)
+        virtual.begin_step()
         return batch
 
     def _wait_for_batch(self, read: Callable[[], Any]) -> Any:
@@ -521,6 +554,7 @@ class FitLoop(_FitLoop):
     def on_advance_end(self) -> None:
         """End the epoch, then save it: hooks, schedules, logs and counters are through."""
         super().on_advance_end()
+        virtual.begin_stage(self.trainer.lightning_module, self.epoch_loop)
         if self.checkpoints is not None:
             self.checkpoints.end_epoch(self.trainer)
 
@@ -538,8 +572,149 @@ class FitLoop(_FitLoop):
         return state
 
 
+def slices_of(fetched: Any) -> list[Any]:
+    """The batches of a step that were read; none where the step reads them from an iterator."""
+    if not isinstance(fetched, tuple):
+        return []
+    batch = fetched[0]
+    return batch if isinstance(batch, Slices) else [batch]
+
+
+class SlicedStep:
+    """With ``virtual_ranks``: computes the slices of a process one after the other.
+
+    Lightning takes the step: it has the batch of the first slice, counts, and calls each hook once,
+    but for those around a batch and its backward pass, which see every slice.
+
+    Args:
+        trainer: of the run.
+    """
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        self.trainer = trainer
+        self.others: list[Any] = []
+        """The batches of the other slices, as they were read."""
+        self.is_repeated = False
+        """Whether the optimizer has asked for the gradient of this step before."""
+        self._trees: dict[virtual.Layout, virtual.GradientTree] = {}
+
+    def compute(
+        self, first: Callable[[], Result], train: Callable[[Any], Any], *, adds: bool
+    ) -> Result:
+        """Give the parameters the gradients of the whole batch.
+
+        Args:
+            first: trains on the first slice; what it returns is returned.
+            train: trains on the batch of another one.
+            adds: whether the gradients of batches before are added.
+        """
+        trainer, layout = self.trainer, virtual.layout()
+        parameters = [*trainer.lightning_module.parameters()]
+        if layout not in self._trees:
+            check_parameters(parameters)
+        before: virtual.Gradients = [None] * len(parameters)
+        if adds:
+            # The memory of a sum is that of the next one.
+            before = virtual.copy_of(take_gradients(parameters))
+        tree = self._trees.setdefault(layout, virtual.GradientTree(layout))
+        for number, batch in zip(layout.own, [None, *self.others], strict=True):
+            with virtual.slice_of_step(number):
+                # The first slice was seeded before its batch was moved.
+                if batch is not None or self.is_repeated:
+                    seed_step(trainer)
+                if number == layout.own[0]:
+                    result = first()
+                else:
+                    train(batch)
+            tree.add(number, take_gradients(parameters))
+        self.is_repeated = True
+        sums = virtual.add(before, tree.total(parameters))
+        for parameter, gradient in zip(parameters, sums, strict=True):
+            parameter.grad = gradient
+        virtual.end_step()
+        return result
+
+
+class Optimization(_AutomaticOptimization):
+    """Lightning's step, with all slices of a process in it."""
+
+    def _make_closure(self, kwargs: Any, optimizer: Any, batch_idx: int) -> Any:
+        closure: Any = super()._make_closure(kwargs, optimizer, batch_idx)
+        if not virtual.layout().is_virtual:
+            return closure
+        sliced: SlicedStep = self.trainer.fit_loop.sliced  # type: ignore[attr-defined]
+        train = partial(self._train_on, kwargs, optimizer, batch_idx)
+        adds = closure._zero_grad_fn is None
+        closure.closure = partial(
+            sliced.compute, partial(self._compute, closure, closure.closure), train, adds=adds
+        )
+        return closure
+
+    def _compute(self, closure: Any, compute: Callable[[], ClosureResult]) -> ClosureResult:
+        """The loss of a slice and its gradient, which is 0 without a sample."""
+        if has_samples(self.trainer):
+            return compute()
+        if closure._zero_grad_fn is not None:
+            closure._zero_grad_fn()
+        return ClosureResult(torch.zeros((), device=self.trainer.strategy.root_device))
+
+    def _train_on(self, kwargs: Any, optimizer: Any, batch_idx: int, batch: Any) -> None:
+        trainer = self.trainer
+        batch = move(trainer, batch)
+        results: Any = trainer._results
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+        call._call_callback_hooks(trainer, "on_train_batch_start", batch, batch_idx)
+        call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx)
+        closure = super()._make_closure({**kwargs, "batch": batch}, optimizer, batch_idx)  # type: ignore[arg-type]
+        closure._zero_grad_fn = None
+        self._compute(closure, closure.closure)
+
+
+def check_parameters(parameters: list[Any]) -> None:
+    """Raise a ConfigError for an optimizer within the backward pass: it would see a slice only."""
+    if any(parameter._post_accumulate_grad_hooks for parameter in parameters):
+        raise ConfigError(
+            f"{setting('virtual_ranks', virtual.layout().total)}: a parameter has a hook that acts "
+            "when its gradient is complete, and there it is that of a slice only; leave out the "
+            "hook, or virtual_ranks"
+        )
+
+
+def take_gradients(parameters: list[Any]) -> virtual.Gradients:
+    """The gradients, which the parameters have no longer."""
+    taken = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return taken
+
+
+def move(trainer: Any, batch: Any, dataloader_idx: int = 0) -> Any:
+    """Move a batch to the device, as Lightning does, through the hooks of the transfer."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=dataloader_idx)
+    return call._call_strategy_hook(
+        trainer, "batch_to_device", batch, dataloader_idx=dataloader_idx
+    )
+
+
+def seed_step(trainer: Any) -> None:
+    """Seed the random numbers of the current slice."""
+    seeds = trainer.fit_loop.seeds
+    if seeds is not None:
+        seeds.seed_step(trainer, trainer.fit_loop.epoch_loop.batch_idx)
+
+
+def has_samples(trainer: L.Trainer) -> bool:
+    """Whether the current slice has any: a short batch has too few for all slices."""
+    return all(each.weight() for each in callbacks_of(trainer, SliceWeighting))
+
+
 class EpochLoop(_TrainingEpochLoop):
     """Trains on the batches of one epoch; ``trainer.fit_loop.epoch_loop`` is one."""
+
+    def __init__(self, trainer: L.Trainer, min_steps: int | None, max_steps: int) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self.automatic_optimization = Optimization(trainer)
 
     def reset(self) -> None:
         """Begin an epoch, or continue within one as an undisturbed run would."""
@@ -585,7 +760,51 @@ def find_callback(trainer: L.Trainer, kind: type[Kind]) -> Kind | None:
     return next(iter(callbacks_of(trainer, kind)), None)
 
 
-class TestLoop(_EvaluationLoop):
+class EvaluationLoop(_EvaluationLoop):
+    """Lightning's validation, of each slice of a batch by itself."""
+
+    def on_run_start(self) -> None:
+        """Let each slice count for itself."""
+        virtual.begin_stage(self.trainer.lightning_module, self)
+        super().on_run_start()
+
+    def _evaluation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any
+    ) -> None:
+        first, *others = virtual.layout().own
+        if not others:
+            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+            return
+        # Lightning reads one item of the loader for a batch, and that is our first slice.
+        loader: Any = self._combined_loader
+        read = iter(partial(next, loader._iterator.iterators[0]), None)
+        virtual.begin_step()
+        with virtual.slice_of_step(first):
+            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+        for number in others:
+            with virtual.slice_of_step(number):
+                self._evaluate_other(next(read), batch_idx, dataloader_idx)
+        virtual.end_step()
+
+    def _evaluate_other(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """Evaluate another slice of the batch, which counts as one."""
+        trainer: Any = self.trainer
+        stage = "test" if trainer.testing else "validation"
+        number = dataloader_idx if self._is_sequential and self.num_dataloaders > 1 else None
+        batch = move(trainer, batch, dataloader_idx)
+        arguments = self._build_kwargs(batch, batch_idx, number)
+        results = trainer._results
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, number
+        for call_hook in (call._call_callback_hooks, call._call_lightning_module_hook):
+            call_hook(trainer, f"on_{stage}_batch_start", *arguments.values())
+        of_step = self._build_step_args_from_hook_kwargs(arguments, f"{stage}_step")
+        output = call._call_strategy_hook(trainer, f"{stage}_step", *of_step)
+        for call_hook in (call._call_callback_hooks, call._call_lightning_module_hook):
+            call_hook(trainer, f"on_{stage}_batch_end", output, *arguments.values())
+        results.batch = results.batch_size = None
+
+
+class TestLoop(EvaluationLoop):
     """Lightning's test, which all ranks end together at a signal; the next attempt tests again."""
 
     __test__ = False  # no test of pytest

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from samestep.ranks import collectives, devices
+from samestep.ranks import devices, virtual
 from samestep.ranks.epoch_sums import EpochSums
 
 READ_EVERY = 50  # batches on a device, whose sums are read together
@@ -81,12 +81,18 @@ class EpochMean(EpochSums):
 
         Every rank must call this, also one that saw no sample.
         """
-        own = self.state().to(self.device_of.device, self._dtype())
-        totals = collectives.all_reduce(own)
-        self._totals = [0] * len(totals)
-        means = (totals[:-1] / totals[-1]).float()
+        # In the order of the slices: the sum has the same bits on any number of ranks.
+        of_slices = virtual.gather(self._take)
+        totals = torch.tensor(of_slices, dtype=torch.float64).sum(0)
+        means = (totals[:-1] / totals[-1]).float().to(self.device_of.device)
         names = [f"{self.stage}/{name}" for name in self.names]
         return dict(zip(names, means, strict=True))
+
+    def _take(self) -> list[float]:
+        """The sums so far, and begin again."""
+        self._read()
+        totals, self._totals = self._totals, [0] * len(self._totals)
+        return totals
 
     def state(self) -> Tensor:
         """The sums of this rank so far, and the number of samples, float64 ``[names + 1]``."""

@@ -47,6 +47,8 @@ class RunSpec:
     """``equal``, ``auto``, or how much of each batch a rank or node gets."""
     split_batches: bool = False
     """Whether ``batch_size`` of an ordinary DataLoader counts samples over all ranks."""
+    virtual_ranks: int | None = None
+    """Slices of each batch, on whatever number of ranks up to this one; None: one for each."""
     notice: Any = None
     """What announces that this machine will be taken away; None if nothing does."""
     accumulates: bool = False

@@ -32,11 +32,12 @@ from samestep.callbacks.checkpoints import Checkpoints, keep_scores, progress_of
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
+from samestep.callbacks.machine import Machine
 from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState, find_deciders
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_state import RunState
-from samestep.callbacks.slice_weighting import SliceWeighting
+from samestep.callbacks.slice_weighting import SliceWeighting, given_shares
 from samestep.callbacks.stand_ins import StandIns
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
@@ -55,6 +56,7 @@ from samestep.ranks import (
     run_dirs,
     stopping,
     strategies,
+    virtual,
 )
 from samestep.ranks.devices import sum_of_bits
 from samestep.ranks.process_group import on_rank_zero
@@ -106,6 +108,9 @@ class Trainer(L.Trainer):
         shares: how much of each batch a rank gets: ``equal``, ``auto``, or numbers.
         split_batches: let ``batch_size`` of ordinary DataLoaders count samples per step over all
             ranks, each of which gets a slice of every batch; otherwise it counts them per rank.
+        virtual_ranks: how many slices each batch is cut into, whatever the number of ranks up to
+            this one: a step has the same bits on any of them. Each slice is a batch of its own, as
+            that of a rank is. None: one slice for each rank.
         allow: notes about steps that differ on another number of ranks, which are known and not
             printed: ``loss``, ``random_numbers``, ``batch_norm``.
         accelerator: as in Lightning; so are the next ones, and ``options``.
@@ -139,6 +144,7 @@ class Trainer(L.Trainer):
         notice: str | Callable[[], str | None] | None = None,
         shares: str | Sequence[float] = "equal",
         split_batches: bool = False,
+        virtual_ranks: int | None = None,
         allow: Sequence[str] = (),
         accelerator: str = "auto",
         strategy: Any = "auto",
@@ -179,6 +185,7 @@ class Trainer(L.Trainer):
             timeout_s=timeout_s,
             shares=shares,
             split_batches=split_batches,
+            virtual_ranks=virtual_ranks,
             notice=notice,
             accumulates=options.get("accumulate_grad_batches", 1) > 1,
             allow=tuple(allow),
@@ -195,6 +202,7 @@ class Trainer(L.Trainer):
         arguments.note_unused(unused)
         arguments.place_callbacks(own, run_dir)
         environment.limit_threads()
+        virtual.check(virtual_ranks)
         silence_expected_warnings()
         L.seed_everything(seed, workers=True, verbose=False)
 
@@ -210,7 +218,9 @@ class Trainer(L.Trainer):
         self._history = History(run_dir)
         self._has_config = bool(added.config)
         self._config = config
-        self._described = describe_options(options, monitor, mode, split_batches=split_batches)
+        self._described = describe_options(
+            options, monitor, mode, split_batches=split_batches, virtual_ranks=virtual_ranks
+        )
         self._own = own
         chosen = arguments.complete_callbacks(own, run_dir, save_every_s, monitor, mode)
         # A bar of Lightning would be the second one.
@@ -236,7 +246,8 @@ class Trainer(L.Trainer):
         profiler = self.profiler  # type: ignore[attr-defined]
         profiler.dirpath = profiler.dirpath or run_dir
         compat.apply(self)
-        ddp.apply(self)
+        if virtual_ranks is None:
+            ddp.apply(self)
         gradients.clip_by_known_norm(self)
         loops.install(self)
         self._options = dict(options)
@@ -366,8 +377,10 @@ class Trainer(L.Trainer):
         try:
             with distributed_session(self.spec.accelerator, self.spec.timeout_s):
                 run_dirs.check_same(self.spec.run_dir)
+                virtual.use(self.spec.virtual_ranks, given_shares(self.spec.shares))
                 yield
         finally:
+            virtual.use(None)
             phases.switch(phases.OUTSIDE)
             # Lightning tears down no callback after an error, which a notebook survives.
             if not environment.under_torchrun():
@@ -658,8 +671,11 @@ def callbacks_of_run(
         callbacks.append(Watchdog(spec.timeout_s, str(spec.run_dir)))
     callbacks += [SeedSteps(spec.seed), DataResume(spec.seed), RankState()]
     # Equal slices need no weights; one rank and one batch in a step have no others.
-    if environment.world_size() > 1 or spec.accumulates or spec.split_batches:
+    is_cut = spec.accumulates or spec.split_batches or spec.virtual_ranks is not None
+    if environment.world_size() > 1 or is_cut:
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
+    if spec.virtual_ranks is not None:
+        callbacks.append(Machine())
     callbacks.append(HparamsOnResume())
     return [*callbacks, *plugin.make_callbacks(spec), *chosen, Objects(), RunState()]
 
@@ -726,7 +742,12 @@ def say_finished(run_dir: Path) -> str:
 
 
 def describe_options(
-    options: Mapping[str, Any], monitor: str | None, mode: str | None, *, split_batches: bool
+    options: Mapping[str, Any],
+    monitor: str | None,
+    mode: str | None,
+    *,
+    split_batches: bool,
+    virtual_ranks: int | None,
 ) -> dict[str, Any]:
     """The arguments that make a run what it is.
 
@@ -735,6 +756,8 @@ def describe_options(
     described: dict[str, Any] = {"monitor": monitor, "mode": mode}
     if split_batches:
         described["split_batches"] = True
+    if virtual_ranks is not None:
+        described["virtual_ranks"] = virtual_ranks
     parameters = inspect.signature(L.Trainer).parameters
     for name, value in options.items():
         if name not in parameters or value != parameters[name].default:

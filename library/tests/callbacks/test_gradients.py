@@ -65,10 +65,10 @@ def test_on_another_number_of_ranks_the_mean_goes_on():
     trainer: Any = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.state.fn = "fit"
     saved = [
-        {"weight": 1.0, "sums": {}, "gradients": {"head.bias": torch.tensor([1.0])}},
-        {"weight": 1.0, "sums": {}, "gradients": {"head.bias": torch.tensor([3.0])}},
+        {"sums": {}, "gradients": {"head.bias": torch.tensor([1.0])}},
+        {"sums": {}, "gradients": {"head.bias": torch.tensor([3.0])}},
     ]
-    ranks.load(trainer, {}, Saved(saved[0], saved, is_same_number=False))
-    ranks.on_train_start(trainer, module)
+    ranks.load(trainer, {}, Saved([saved[0]], [[state] for state in saved], is_same_number=False))
+    ranks.begin(trainer, module)
     assert module.head.bias.grad.tolist() == [2.0]
     assert module.unused.weight.grad is None

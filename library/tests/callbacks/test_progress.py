@@ -18,6 +18,7 @@ from library.tests.kit import Scores
 from library.tests.kit import fit as train
 from samestep.callbacks.progress import Progress
 from samestep.metrics import EpochMean
+from samestep.ranks import environment
 
 BATCHES = [[torch.ones(8, 1), torch.zeros(8)]] * 4
 
@@ -203,11 +204,12 @@ def test_steps_are_counted(tmp_path, clock, capsys, flags, line: int, starts: st
     assert said.endswith(ends)
 
 
-def test_the_speed_of_all_ranks_is_logged_without_the_validation(tmp_path, clock, capsys):
+def test_the_speed_of_all_ranks_is_logged_without_the_validation(
+    tmp_path, clock, capsys, monkeypatch: pytest.MonkeyPatch
+):
     logger = CSVLogger(tmp_path, name="", version="")
     flags = {"logger": logger, "log_every_n_steps": 1, "val_check_interval": 2}
-    flags["strategy"] = SingleDeviceStrategy("cpu")
-    flags["strategy"].world_size = 2
+    monkeypatch.setattr(environment, "world_size", lambda: 2)
     fit(tmp_path, clock, capsys, 1e9, **flags)
     with (tmp_path / "metrics.csv").open() as file:
         speeds = [row["train/images_per_second"] for row in csv.DictReader(file)]

@@ -17,6 +17,7 @@ from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_state import Saved
 from samestep.errors import ConfigError
 from samestep.metrics import EpochMean
+from samestep.ranks import environment
 
 
 def test_buffers_and_sums_survive_an_interrupted_epoch(tmp_path: Path):
@@ -46,61 +47,34 @@ def test_the_sanity_check_changes_buffers_once(tmp_path: Path, how: str):
     check_exact(tmp_path, Centred, batches, (1, 1), how=how, **options)
 
 
-def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
-    """When a run continues on another number of ranks, within an epoch."""
-    module = torch.nn.BatchNorm1d(2)
-    ranks = RankState()
-    trainer = L.Trainer(accelerator="cpu", logger=False)
-    trainer.state.fn = "fit"
-    saved = [
-        {"weight": weight, "sums": {}, "buffers": {"running_mean": torch.full((2,), value)}}
-        for weight, value in ((0.5, 1.0), (1.5, 4.0))
-    ]
-    ranks.load(trainer, {}, Saved(saved[0], saved, is_same_number=False))
-    ranks.on_train_start(trainer, module)
-    assert module.running_mean.tolist() == [3.25, 3.25]
-
-
-def test_a_queue_and_its_labels_continue_with_those_of_rank_zero(capsys):
-    """On another number of ranks; one integer is a counter, beside which floats have a mean."""
+def test_on_another_number_of_ranks_all_have_the_buffers_of_rank_zero():
+    """A queue of samples beside their labels must not become the mean of two queues."""
     module = torch.nn.ModuleDict({"queue": torch.nn.Module(), "norm": torch.nn.BatchNorm1d(1)})
-    module["queue"].register_buffer("rows", torch.zeros(2))
     module["queue"].register_buffer("labels", torch.zeros(2).long())
     saved = []
     for rank in (1, 3):
         buffers = {
-            "queue.rows": torch.full((2,), float(rank)),
             "queue.labels": torch.full((2,), rank),
             "norm.running_mean": torch.full((1,), float(rank)),
-            "norm.num_batches_tracked": torch.tensor(rank),
         }
-        saved.append({"weight": 1.0, "sums": {}, "buffers": buffers})
+        saved.append({"sums": {}, "buffers": buffers})
     ranks = RankState()
     trainer = L.Trainer(accelerator="cpu", logger=False)
-    trainer.state.fn = "fit"
-    ranks.load(trainer, {}, Saved(saved[0], saved, is_same_number=False))
-    ranks.on_train_start(trainer, module)
-    assert module["queue"].rows.tolist() == module["queue"].labels.tolist() == [1, 1]
-    assert module["norm"].running_mean.item() == 2.0
-    assert module["norm"].num_batches_tracked == 1
-    said = capsys.readouterr().out
-    names = "ModuleDict.norm.num_batches_tracked, ModuleDict.queue.labels"
-    assert f"Note: 2 ranks had different values of {names}. All 1 ranks continue" in said
+    ranks.load(trainer, {}, Saved([saved[0]], [[state] for state in saved], is_same_number=False))
+    ranks.begin(trainer, module)
+    assert module["queue"].labels.tolist() == [1, 1]
+    assert module["norm"].running_mean.item() == 1.0
 
 
 @pytest.mark.parametrize(("is_rank_zero", "mean"), [(True, 2.0), (False, 0.0)])
 def test_on_another_number_of_ranks_sums_are_counted_once(monkeypatch, is_rank_zero, mean: float):
     module, ranks = EpochMean("train", "loss"), RankState()
-    monkeypatch.setattr(L.Trainer, "world_size", 3)
-    monkeypatch.setattr(L.Trainer, "is_global_zero", is_rank_zero)
+    monkeypatch.setattr(environment, "world_size", lambda: 3)
+    monkeypatch.setattr(environment, "rank", lambda: 0 if is_rank_zero else 2)
     trainer = L.Trainer(accelerator="cpu", logger=False)
     trainer.state.fn = "fit"
-    saved = [
-        {"weight": 1.0, "sums": {"": torch.tensor([loss, 2.0], dtype=torch.float64)}}
-        for loss in (3.0, 5.0)
-    ]
-    ranks.load(trainer, {}, Saved(saved[0], saved, is_same_number=False))
-    ranks.on_train_start(trainer, module)
+    saved = [{"sums": {"": torch.tensor([loss, 2.0], dtype=torch.float64)}} for loss in (3.0, 5.0)]
+    ranks.load(trainer, {}, Saved([saved[0]], [[state] for state in saved], is_same_number=False))
     ranks.begin(trainer, module)
     assert module.mean_so_far("loss") == mean
 

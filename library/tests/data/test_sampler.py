@@ -173,6 +173,6 @@ def test_neighbouring_seeds_give_unrelated_streams():
 @pytest.mark.parametrize(("num", "shares"), [(5, [[0, 2, 4], [1, 3, 0]]), (1, [[0], [0]])])
 def test_batches_are_shared_out_over_the_ranks(num: int, shares: list[list[int]]):
     batches = [[number] for number in range(num)]
-    ranks = [BatchesOfRank(batches, rank, 2) for rank in (0, 1)]
+    ranks = [BatchesOfRank(batches, range(rank, rank + 1), 2) for rank in (0, 1)]
     assert [[number for (number,) in rank] for rank in ranks] == shares
     assert [len(rank) for rank in ranks] == [len(share) for share in shares]

@@ -227,10 +227,10 @@ def run(kind: type[Noted], is_ours: bool, **options: Any) -> tuple[list[Any], in
         loop: Any = trainer.fit_loop.epoch_loop
         step = getattr(loop, "_step", None)
 
-        def count_and_step(args: Any) -> Any:
+        def count_and_step(*args: Any) -> Any:
             nonlocal num_ordinary
             num_ordinary += 1
-            return step(args)  # type: ignore[misc]
+            return step(*args)  # type: ignore[misc]
 
         loop._step = count_and_step
     loaders = data()

@@ -37,7 +37,7 @@ from library.tests.kit import Net, batches, fit, flat, on_ranks
 from library.tests.programs import run_code
 from samestep.callbacks import data_resume
 from samestep.callbacks.loss_guard import LossGuard
-from samestep.ranks import compat, epoch_logs, process_group
+from samestep.ranks import collectives, compat, epoch_logs, process_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
 
@@ -118,8 +118,8 @@ def test_values_of_all_ranks_become_one(monkeypatch: pytest.MonkeyPatch):
             loop._results.log("f", name, torch.tensor(value), batch_size=size, **options)
         logs.append(epoch_logs.collect_logs(trainer))
     loop._results.log("f", "synced", torch.tensor(1.0), sync_dist=True)
-    monkeypatch.setattr(process_group, "gather", lambda own: [own, logs[0]])
-    monkeypatch.setattr(L.Trainer, "world_size", 2)
+    monkeypatch.setattr(process_group, "gather", lambda own: [own, [logs[0]]])
+    monkeypatch.setattr(collectives, "num_ranks", lambda: 2)
     monkeypatch.setattr(L.Trainer, "_results", loop._results)
     monkeypatch.setattr(L.Trainer, "lightning_module", Net())
     trainer._logger_connector.epoch_end_reached()

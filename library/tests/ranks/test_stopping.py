@@ -151,7 +151,7 @@ def test_nothing_else_listens_to_signals():
     # A search, a grid, the user's own scripts, `samestep verify`, a fork that forgets its handlers,
     # and an agent.
     train_nothing = {
-        "cluster_job.py", "driver.py", "script.py", "main.py", "forked.py", "requests.py",
+        "cluster_job.py", "driver.py", "script.py", "main.py", "loss_check.py", "requests.py",
     }  # fmt: skip
     # The last one removes a handler of torch when Python ends.
     of_ranks = {"stopping.py", "process.py", "interrupts.py", "child_signals.py"}

@@ -318,5 +318,5 @@ def test_every_flag_of_the_trainer_is_in_the_file_or_has_a_rule():
 
     listed = OmegaConf.load(CONFIGS / "trainer" / "default.yaml").keys() - {"_target_"}
     ruled = {key.removeprefix("trainer.") for key in RULES if key.startswith("trainer.")}
-    ours = {"split_batches", "allow", "notice"}
+    ours = {"split_batches", "virtual_ranks", "allow", "notice"}
     assert listed | ruled == inspect.signature(lightning.Trainer).parameters.keys() | ours

@@ -9,8 +9,8 @@ Read in this order:
   ``hparams_on_resume`` (values that the configuration has changed), ``objects`` (what Python
   objects hold, by ``samestep.heap``) and ``stand_ins`` (objects that a module saves): the run
   resumes.
-- ``slice_weighting`` (slices of unequal length), ``loss_guard``,
-  ``watchdog``, ``batch_digest`` (two batches are compared): the run stays correct.
+- ``slice_weighting`` (slices of unequal length), ``loss_guard``, ``machine`` (threads of virtual
+  ranks), ``watchdog``, ``batch_digest`` (two batches are compared): the run stays correct.
 - ``progress`` (by ``display`` the Trainer knows that there is one), ``clock``, ``pace``,
   ``trainjob`` (for Kubeflow), ``notes``: the run is observed.
 - ``predictions``: tables of the test, which the Trainer does not import.

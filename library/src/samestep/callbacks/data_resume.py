@@ -27,7 +27,7 @@ from samestep.data.torch_loaders import (
     unwrap,
 )
 from samestep.errors import ConfigError
-from samestep.ranks import environment
+from samestep.ranks import virtual
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.process_group import gather
 
@@ -94,13 +94,15 @@ class DataResume(Part):
         self._saved_generators: list[Tensor] = []
         self._saved_epoch_is_over = False
         self._saved_world_size = 0
-        self._expected = 0  # the digest of the batch that comes next; 0 if unknown
-        self._fetched: Any = None  # the batch that was read, and is not trained on yet
+        # The digests of the slices that come next, of this process; 0 if unknown.
+        self._expected: list[int] = []
+        # The slices that were read, and are not trained on yet.
+        self._fetched: list[Any] = []
         self.note = ""
         """In what the first batch differs, after an interruption; empty if in nothing."""
 
     def take_batch(
-        self, trainer: L.Trainer, fetched: Any, suspects: Callable[[], list[str]]
+        self, trainer: L.Trainer, slices: list[Any], suspects: Callable[[], list[str]]
     ) -> None:
         """Compare the first batch of a run that continues with the one that was next; see ``note``.
 
@@ -109,12 +111,16 @@ class DataResume(Part):
 
         Args:
             trainer: of the run.
-            fetched: a tuple of which the batch is the first; or an iterator, which is not compared.
+            slices: of this process; empty where ``training_step`` reads for itself.
             suspects: gives the names of what reading changes, if the batch is another one.
         """
-        expected, self._expected = self._expected, 0
-        self._fetched = fetched[0] if isinstance(fetched, tuple) else None
-        if not expected or all(gather(BatchDigest(self._fetched).checksum in (0, expected))):
+        expected, self._expected = self._expected, []
+        self._fetched = slices
+        if not expected:
+            return
+        found = digests_of(slices)
+        is_same = all(map(is_equal_if_known, expected, found))
+        if all(gather(is_same)):
             return
         cause = join_names(suspects()) or "what the data set, a transform or the loader keeps"
         self.note = NOTE_ON_OTHER_BATCH.format(self.batch, self.epoch, cause)
@@ -122,7 +128,7 @@ class DataResume(Part):
 
     def forget_batch(self) -> None:
         """The batch is trained on now."""
-        self._fetched = None
+        self._fetched = []
 
     def begin(self, trainer: L.Trainer) -> None:
         """Place the data where they were; called before Lightning makes their first iterator."""
@@ -164,10 +170,12 @@ class DataResume(Part):
         self._set_generators(trainer)
 
     def begin_batch(self) -> None:
-        """Seed the random numbers with which this process reads a batch."""
+        """Seed the random numbers with which this process reads a slice of a batch."""
         if not self._seeds_batches:
             return
-        seed_sample(self.seed, self.epoch, self._num_read, environment.rank(), 2)
+        own = virtual.layout().own
+        step, number = divmod(self._num_read, len(own))
+        seed_sample(self.seed, self.epoch, step, own[number], 2)
         self._num_read += 1
         # Many batches may be read before the first step.
         for watchdog in self._watchdogs:
@@ -243,7 +251,7 @@ class DataResume(Part):
             "generators": self._generators,
             "loaders": states,
             "checksums": checksums,
-            "next": BatchDigest(self._fetched).checksum,
+            "next": digests_of(self._fetched),
         }
 
     def load(self, trainer: L.Trainer, checkpoint: dict[str, Any], saved: Saved) -> None:
@@ -258,8 +266,12 @@ class DataResume(Part):
         loop["state_dict"].pop("combined_loader", None)
         # Slices of a batch have the same checksum, on any number of ranks.
         self._checksums = saved.own["checksums"]
+        layout = virtual.layout()
+        digests = [*chain.from_iterable(rank["next"] for rank in saved.ranks)]
+        if len(digests) == layout.total:
+            self._expected = [digests[number] for number in layout.own]
         if saved.is_same_number:
-            self._loader_states, self._expected = saved.own["loaders"], saved.own["next"]
+            self._loader_states = saved.own["loaders"]
         elif saved.own["loaders"]:
             numbers = len(saved.ranks), trainer.world_size
             print_note(trainer, NOTE_ON_STATES_OF_RANKS.format(*numbers))
@@ -299,7 +311,8 @@ class DataResume(Part):
                 place %= len(loader)
             loader.start_at(self.epoch, place)
         self._seeds_batches = bool(others)
-        self.num_skipped = self._num_read = first
+        self.num_skipped = first
+        self._num_read = first * len(virtual.layout().own)
         self._num_to_read = self.batch - first
         self._watchdogs = callbacks_of(trainer, Watchdog)
 
@@ -320,8 +333,18 @@ class DataResume(Part):
         saved, now = self._saved_world_size, trainer.world_size
         if saved != now and not are_split(without_states(self._others(trainer))):
             print_note(trainer, NOTE_ON_OTHER_RANKS.format(saved, now))
-        if self._num_read < self.batch:
-            print_note(trainer, NOTE_ON_READING.format(self.batch - self._num_read))
+        if self._num_to_read:
+            print_note(trainer, NOTE_ON_READING.format(self._num_to_read))
+
+
+def digests_of(slices: list[Any]) -> list[int]:
+    """A digest of each slice of a batch; 0 if nothing could be read."""
+    return [BatchDigest(slice_).checksum for slice_ in slices]
+
+
+def is_equal_if_known(ours: int, theirs: int) -> bool:
+    """Whether two digests are equal, or one is unknown."""
+    return 0 in (ours, theirs) or ours == theirs
 
 
 def generators_of(loaders: Any) -> list[torch.Generator]:

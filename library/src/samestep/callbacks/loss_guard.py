@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from samestep.callbacks.run_state import Part, Saved
 from samestep.errors import RunError
 from samestep.option_names import setting
-from samestep.ranks import devices, environment, gradients
+from samestep.ranks import devices, environment, gradients, virtual
 from samestep.ranks.process_group import gather
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,8 @@ class LossGuard(Part):
         # Read now: a module may change its loss in place.
         value = read_loss(loss)
         self._losses.append(value)
-        if self.has_receipts:
+        # They are of the first slice, which rank zero has on any number of ranks.
+        if self.has_receipts and virtual.current() == 0:
             self._loss = value if self._loss is None else self._loss + value
 
     def on_before_optimizer_step(

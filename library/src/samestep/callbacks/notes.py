@@ -15,16 +15,6 @@ def print_note(trainer: L.Trainer, note: str) -> None:
         output.say(note)
 
 
-def note_rank_zero_counts(trainer: L.Trainer, names: Sequence[str], num_ranks: int) -> None:
-    """Print which values differed between the ranks that saved them, if any did."""
-    if names:
-        print_note(
-            trainer,
-            f"Note: {num_ranks} ranks had different values of {join_names(names)}. All "
-            f"{trainer.world_size} ranks continue with the values of rank zero",
-        )
-
-
 def join_names(names: Sequence[str]) -> str:
     """The names in a sentence."""
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 from torchmetrics import Metric
 
-from samestep.callbacks.notes import join_names, note_rank_zero_counts, print_note
+from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.run_state import Part, Saved
 from samestep.data.loaders import find_loaders, without_states
 from samestep.heap.heap import Heap, text_of
@@ -93,9 +93,6 @@ class Objects(Part):
             sorted(failed),
             " that cannot be restored in this program. The run continues with their first values",
         )
-        if self._saved and not self._saved.is_same_number:
-            ranks = self._saved.ranks
-            note_rank_zero_counts(trainer, find_unequal(ranks), len(ranks))
         if self._saved:
             name_in_note(
                 trainer,
@@ -155,19 +152,10 @@ class Objects(Part):
         """Give back what was held, but to objects of a name; the names of what cannot have it."""
         if self._saved is None:
             return set()
-        module = trainer.lightning_module
-        # ``RankState`` gives these a mean over the ranks that have saved them; one rank saves none.
-        averaged = set[int]()
-        if not self._saved.is_same_number and len(self._saved.ranks) > 1:
-            averaged = {id(part) for part in module.modules()}
-
-        def is_wanted(name: str, field: str | None) -> bool:
-            is_buffer = (field or "").startswith("_buffers.")
-            if is_buffer and id(self._heap.find(name)) in averaged:
-                return False
-            return not name.startswith(without)
-
-        return self._heap.load(self._saved.own, module.device, is_wanted)
+        device = trainer.lightning_module.device
+        return self._heap.load(
+            self._saved.own, device, lambda name, _: not name.startswith(without)
+        )
 
     def _name_objects(self, trainer: L.Trainer) -> None:
         self._heap.name_objects(dict(find_roots(trainer)), [*self._find_held(trainer)])
@@ -211,12 +199,6 @@ def numbered(name: str, values: Any) -> Iterator[tuple[str, Any]]:
     """Each value with a name of its own."""
     for number, value in enumerate(values):
         yield f"{name} {number}", value
-
-
-def find_unequal(ranks: list[dict[str, Any]]) -> list[str]:
-    """The names of what rank zero has kept, and of which other ranks differ."""
-    first, *others = [set(rank["units"]) for rank in ranks]
-    return sorted({text_of((name, field)) for other in others for name, field, _ in first - other})
 
 
 def name_in_note(trainer: L.Trainer, before: str, names: list[str], after: str = "") -> None:

@@ -9,7 +9,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
+from samestep.ranks import virtual
 from samestep.ranks.process_group import gather
 
 Mistake = tuple[list[float], Tensor]  # a row of the guesses, and an image [1 or 3, H, W]
@@ -66,16 +67,25 @@ class Predictions(L.Callback):
 
     def on_test_start(self, *_: Any) -> None:
         """Forget the test before."""
-        self.batches: list[Tensor] = []  # of this rank, [B, 3 + C]: the columns of guesses.csv
+        # Of this rank: where a slice stands, and [B, 3 + C], the columns of guesses.csv.
+        self.batches: list[tuple[tuple[int, int, int], Tensor]] = []
         self.mistakes: list[Mistake] = []  # surest first
 
-    def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+    def on_test_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         """Keep all guesses, and the images that the grid will show."""
         match outputs:
             case {"truth": Tensor(ndim=1) as truth, "probability": Tensor(ndim=2) as scores}:
                 probability, guess = scores.float().max(dim=1, keepdim=True)
                 rows = torch.cat([truth[:, None], guess, probability, scores], dim=1).float().cpu()
-                self.batches.append(rows)
+                self.batches.append(((dataloader_idx, batch_idx, virtual.current()), rows))
                 if trainer.is_global_zero:
                     self.keep_mistakes(rows, outputs.get("image", truth[:0]))
 
@@ -90,9 +100,9 @@ class Predictions(L.Callback):
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the tables; every rank must call this."""
-        # Each batch is cut into contiguous slices, rank by rank.
-        slices = zip_longest(*gather(self.batches), fillvalue=torch.empty(0))
-        rows = torch.cat([torch.empty(0), *chain.from_iterable(slices)])
+        # Each batch is cut into contiguous slices.
+        slices = sorted(chain.from_iterable(gather(self.batches)), key=lambda slice_: slice_[0])
+        rows = torch.cat([torch.empty(0), *(rows for _, rows in slices)])
         mistakes = self.mistakes
         # A checkpoint that is saved later must not hold them.
         self.on_test_start()

@@ -19,9 +19,9 @@ from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.pace import StepPace
 from samestep.callbacks.rank_state import parts_of_kind
 from samestep.data.loader import count_samples
-from samestep.data.loaders import weights_of_ranks
+from samestep.data.loaders import weights_of_slices
 from samestep.metrics import EpochMean
-from samestep.ranks import compat, epoch_logs
+from samestep.ranks import compat, epoch_logs, virtual
 
 REDRAW_S = 0.2  # seconds between two updates of the bar
 BAR_WIDTH = 8  # columns of the bar at least
@@ -64,7 +64,8 @@ class Progress(ShowsProgress):
         self._start = time.perf_counter()
         self._samples = 0.0  # of this epoch, on all ranks
         # Estimated from this rank's samples: asking the other ranks would take time in each step.
-        self._per_own_sample = trainer.world_size / weights_of_ranks(trainer)[trainer.global_rank]
+        layout, weights = virtual.layout(), weights_of_slices(trainer)
+        self._per_own_sample = layout.total / sum(weights[number] for number in layout.own)
         means = parts_of_kind(pl_module, EpochMean).values()
         self._train_means = [mean for mean in means if mean.stage == "train"]
         if trainer.is_global_zero and sys.stdout.isatty():

@@ -12,7 +12,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from samestep.data.seeds import mix_seed, seed_all, seed_others
-from samestep.ranks import devices
+from samestep.ranks import devices, virtual
 from samestep.ranks.compat import callbacks_of
 
 DATA_HOOKS = (
@@ -67,7 +67,7 @@ class SeedSteps(L.Callback):
 
     def seed_step(self, trainer: L.Trainer, batch_idx: int) -> None:
         """Seed the step of this batch of the epoch."""
-        self._seed(trainer.current_epoch, batch_idx, trainer.global_rank)
+        self._seed(trainer.current_epoch, batch_idx, virtual.current())
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the random numbers of training, and seed the hooks before the first batch."""
@@ -84,7 +84,7 @@ class SeedSteps(L.Callback):
     ) -> None:
         """Seed this batch of a validation or test."""
         stage = 2 if trainer.testing else 1
-        self._seed(stage, dataloader_idx, batch_idx, trainer.global_rank)
+        self._seed(stage, dataloader_idx, batch_idx, virtual.current())
 
     on_test_batch_start = on_validation_batch_start
 

@@ -9,11 +9,18 @@ from typing import Any, NamedTuple
 
 import lightning as L
 
+from samestep.callbacks.notes import print_note
 from samestep.errors import ConfigError
+from samestep.ranks import virtual
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.process_group import gather
 
 KEY = "samestep"
+NOTE_ON_RANKS = (
+    "Note: this run had {} ranks, and continues on {}: with the same weights, batches and order. "
+    "What each rank keeps for itself, such as random numbers and buffers, is that of rank zero; "
+    "with virtual_ranks every bit is the same"
+)
 FORMAT = 1
 
 
@@ -70,6 +77,8 @@ class RunState(L.Callback):
             )
         ranks = checkpoint[KEY]["ranks"]
         is_same_number = len(ranks) == trainer.world_size
+        if not is_same_number and not virtual.layout().is_virtual:
+            print_note(trainer, NOTE_ON_RANKS.format(len(ranks), trainer.world_size))
         for part in callbacks_of(trainer, Part):
             of_ranks = [rank.get(part.key) for rank in ranks]
             if of_ranks[0] is not None:

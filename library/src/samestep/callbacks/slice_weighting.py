@@ -1,6 +1,8 @@
 """Gives each rank its slice of every batch, and weights the slices by their length."""
 
+import math
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -9,9 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from samestep import losses
+from samestep.callbacks.notes import print_note
+from samestep.callbacks.rank_state import RankState
 from samestep.data.loaders import find_batch_loaders, find_loaders, orders_of
 from samestep.data.sampler import (
     BatchesOfRank,
+    ExactLoader,
     GlobalBatchSampler,
     SplitBatches,
     WrappedBatches,
@@ -19,8 +24,13 @@ from samestep.data.sampler import (
 from samestep.data.torch_loaders import has_batches_of_ids
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import environment, process_group
-from samestep.ranks.compat import of_kind
+from samestep.ranks import environment, process_group, virtual
+from samestep.ranks.compat import callbacks_of, of_kind
+
+NOTE_ON_SLICES = (
+    "Each step is the mean of {} slices of a batch, on any number of ranks. Each slice has its own "
+    "loss, batch norm and random numbers"
+)
 
 
 class SliceWeighting(L.Callback):
@@ -69,12 +79,13 @@ class SliceWeighting(L.Callback):
         self.is_measured = False
         """Whether the shares follow the speeds of the ranks; see ``plugins.measured_shares``."""
         self._has_patched = False
+        self._losses: list[Tensor] = []  # of the slices of this step, as they are added up
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let batch samplers give each rank its slice of their batches."""
         if self._has_patched:
             return
-        if trainer.world_size > 1 or self.split_batches:
+        if virtual.layout().total > 1 or self.split_batches:
             replace_batch_samplers(trainer, self._batches_of_rank)
             self._has_patched = True
 
@@ -86,16 +97,21 @@ class SliceWeighting(L.Callback):
         # A distributed sampler, of torch or of the user, already gives each rank its batches.
         if any(map(knows_ranks, [batches, getattr(batches, "sampler", None)])):
             return of_user
-        place = environment.rank(), environment.world_size()
-        is_split = self.split_batches and stage != "predict"
-        if is_split and has_batches_of_ids(loader):
+        layout = virtual.layout()
+        # To evaluate, virtual ranks split batches too: dealt whole, some would be repeated.
+        is_split = self.split_batches or (layout.is_virtual and stage != "train")
+        place = layout.own, layout.total
+        if stage != "predict" and is_split and has_batches_of_ids(loader):
             # ``ResumableBatches`` seeds the batches of the training.
             seed = None if stage == "train" else self.seed
             return WrappedBatches(batches, SplitBatches(batches, *place, seed))
+        if stage == "train" and layout.is_virtual and has_batches_of_ids(loader):
+            return WrappedBatches(batches, BatchesOfRank(batches, *place))
         if of_user is None or environment.world_size() == 1:
             return None
-        # Lightning would reject the user's batch sampler.
-        return WrappedBatches(of_user, BatchesOfRank(of_user, *place))
+        # Lightning would reject the user's batch sampler. To predict, each rank has one slice.
+        rank, ranks = environment.rank(), environment.world_size()
+        return WrappedBatches(of_user, BatchesOfRank(of_user, range(rank, rank + 1), ranks))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the shares, slice the training data, and find out whether weights are needed.
@@ -104,12 +120,24 @@ class SliceWeighting(L.Callback):
             ConfigError: if the training data cannot have such shares or slices.
         """
         # Each node may have its own command; the command of rank zero counts.
+        layout = virtual.layout()
+        if layout.has_several and not pl_module.automatic_optimization:
+            raise ConfigError(
+                f"{setting('virtual_ranks', layout.total)}: with manual optimization the module "
+                "takes its steps itself, and a rank cannot compute several slices of one; use "
+                f"{layout.total} ranks, or leave it out"
+            )
+        if layout.is_virtual and layout.total > 1:
+            print_note(trainer, NOTE_ON_SLICES.format(layout.total))
         asked = process_group.broadcast(self.asked)
         if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
             self._use_shares(asked, trainer)
         self._slice_training_data(trainer)
 
     def _use_shares(self, asked: str | Sequence[float], trainer: L.Trainer) -> None:
+        if virtual.layout().is_virtual and asked != "auto":
+            # They are shares of the slices, which are dealt already.
+            return
         order, *others = orders_of(trainer)
         if others or not isinstance(order, GlobalBatchSampler):
             raise ConfigError(
@@ -125,6 +153,7 @@ class SliceWeighting(L.Callback):
             self.shares = self._saved
 
     def _slice_training_data(self, trainer: L.Trainer) -> None:
+        check_several_slices(trainer.train_dataloader)
         orders = orders_of(trainer)
         self._splits = of_kind(orders, SplitBatches)
         if None in orders:
@@ -147,7 +176,11 @@ class SliceWeighting(L.Callback):
         self._batch = batch_idx
         if self._splits:
             self._check_splits(trainer)
-        losses.begin_batch(counts=self.weight() > 0)
+        layout = virtual.layout()
+        if virtual.current() == layout.own[0]:
+            self._losses = []
+        peers = NoPeers() if layout.has_several else None
+        losses.begin_batch(peers=peers, counts=self.weight() > 0)
 
     def _check_splits(self, trainer: L.Trainer) -> None:
         # Once per epoch: a difference shows in its first batch, and asking the ranks takes time.
@@ -170,24 +203,37 @@ class SliceWeighting(L.Callback):
     ) -> None:
         """Weight this slice."""
         weight = self.weight()
+        layout = virtual.layout()
+        if layout.is_virtual:
+            # The tree adds them up.
+            weight /= layout.total
+            self._losses.append(loss.detach() * weight)
         # The gradients of all parameters are linear in the gradient of the loss. A callback cannot
         # replace the loss itself, whose value other callbacks show.
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
+
+    def loss_of_step(self) -> float:
+        """The mean loss of all slices of a step, by their samples; every rank must call this."""
+        own = [loss.item() for loss in self._losses]
+        return math.fsum(chain.from_iterable(process_group.gather(own)))
 
     def weight(self) -> float:
         """How much this slice counts in the mean over the ranks; 1 if all are equal."""
         return 1.0 if self._order is None else self._order.weight(self._batch)
 
     def use_shares(self, trainer: L.Trainer, shares: tuple[float, ...]) -> None:
-        """Give the ranks these shares from the next epoch on."""
+        """Give the ranks these shares, of each batch or of its slices; between two epochs."""
         self.shares = shares
+        if virtual.layout().is_virtual:
+            (ranks,) = callbacks_of(trainer, RankState)
+            ranks.deal(trainer, shares)
         self._slice_training_data(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The shares that were measured."""
         # Shares that were configured are not restored: a new configuration replaces them.
-        if self.asked != "auto":
+        if self.asked != "auto" or virtual.layout().is_virtual:
             return {}
         return {"shares": list(self.shares)}
 
@@ -204,16 +250,36 @@ class SliceWeighting(L.Callback):
         self._begin_evaluation(trainer.test_dataloaders)
 
     def _begin_evaluation(self, loaders: Any) -> None:
+        check_several_slices(loaders)
         self._set_shares(loaders)
         # Of a stream some ranks may have more batches than others, which would wait for them.
         is_stream = any(sized_len(loader) is None for loader in find_loaders(loaders))
-        losses.begin_batch(is_alone=is_stream)
+        peers = NoPeers() if virtual.layout().has_several else None
+        losses.begin_batch(peers=peers, is_alone=is_stream)
 
     def _set_shares(self, loaders: Any) -> None:
-        if not self.shares:
-            return
         for loader in find_batch_loaders(loaders):
-            loader.order.shares = self.shares
+            layout = virtual.layout()
+            loader.order.deal(layout, () if layout.is_virtual else self.shares)
+
+
+class NoPeers:
+    """Rejects what needs all slices of a batch at once: a rank has one after the other."""
+
+    index = 0
+
+    def total(self, own: Tensor) -> Tensor:
+        """Raise a ConfigError."""
+        number = virtual.layout().total
+        raise ConfigError(
+            f"{setting('virtual_ranks', number)}: samestep.mean and samestep.gather_batch need all "
+            f"slices of a batch at once, and a rank computes one after the other; use {number} "
+            "ranks, or the loss of a slice, which is the same on any number of ranks"
+        )
+
+    def slices(self, own: Tensor) -> list[Tensor]:
+        """Raise a ConfigError."""
+        return [self.total(own)]
 
 
 def knows_ranks(sampler: Any) -> bool:
@@ -225,12 +291,28 @@ def knows_ranks(sampler: Any) -> bool:
 
 def check_empty_slices(orders: list[GlobalBatchSampler], trainer: L.Trainer) -> None:
     """Reject slices without a sample: their mean loss is nan, and no weight can undo that."""
+    # A virtual rank without a sample has no gradient.
+    if virtual.layout().is_virtual:
+        return
     if any(map(GlobalBatchSampler.has_empty_slices, orders)):
         raise ConfigError(
             f"the training data: a batch has fewer samples than {trainer.world_size} ranks; "
             "use a larger batch or fewer ranks, or leave out a short last batch by "
             "BatchLoader(drop_last=True)"
         )
+
+
+def check_several_slices(loaders: Any) -> None:
+    """Reject a loader of which a process cannot have several slices, if it must have them."""
+    layout = virtual.layout()
+    for loader in find_loaders(loaders) if layout.has_several else ():
+        is_cut = isinstance(getattr(loader, "batch_sampler", None), WrappedBatches)
+        if not is_cut and not isinstance(loader, ExactLoader):
+            raise ConfigError(
+                f"{setting('virtual_ranks', layout.total)}: {type(loader).__name__} gives one "
+                "batch after the other, which a rank cannot cut into slices; use "
+                f"{layout.total} ranks, or a data set with a length"
+            )
 
 
 def check_single_loader(num_loaders: int, trainer: L.Trainer) -> None:
@@ -242,6 +324,11 @@ def check_single_loader(num_loaders: int, trainer: L.Trainer) -> None:
             f"{trainer.accumulate_grad_batches} accumulated batches, with drop_last=True and "
             f"{setting('shares', 'equal')}"
         )
+
+
+def given_shares(shares: str | Sequence[float]) -> list[float]:
+    """The shares that were asked for, one for each rank; empty: all the same, or measured."""
+    return [] if isinstance(shares, str) else shares_of_ranks([*map(float, shares)])
 
 
 def shares_of_ranks(shares: Sequence[float]) -> list[float]:

@@ -141,7 +141,7 @@ class BatchLoader(ExactLoader):
     def __iter__(self) -> Iterator[Any]:
         # This is a generator, so the order is looked up when the first batch is read. Lightning
         # makes the iterator earlier, before it has restored the state of the run.
-        first = self.order.first_batch
+        number = (len(self) - self.order.first_batch) * len(self.order.own)
         # A wrong draws_random_numbers would be silent: other numbers after each interruption.
         if not self.slices.are_seeded and self._draws():
             raise ConfigError(
@@ -154,7 +154,7 @@ class BatchLoader(ExactLoader):
             batches = iter(self.workers)
         else:
             batches = map(self.slices.__getitem__, self._expected())
-        for _ in range(first, len(self)):
+        for _ in range(number):
             yield next(batches)
 
     def _expected(self) -> Iterator[Slice]:

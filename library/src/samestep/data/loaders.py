@@ -8,6 +8,7 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from samestep.data.sampler import ExactLoader, GlobalBatchSampler, SplitBatches
 from samestep.data.torch_loaders import split_of
+from samestep.ranks import virtual
 
 
 def find_loaders(loaders: Any) -> Iterator[Any]:
@@ -46,9 +47,9 @@ def order_of(trainer: L.Trainer) -> GlobalBatchSampler | SplitBatches | None:
     return None if None in orders else orders[0]
 
 
-def weights_of_ranks(trainer: L.Trainer) -> list[float]:
-    """The weight of each rank in a mean over the ranks; 1 on average."""
+def weights_of_slices(trainer: L.Trainer) -> list[float]:
+    """The weight of each slice in a mean over all slices; 1 on average."""
     order = order_of(trainer)
     if order is None:
-        return [1.0] * trainer.world_size
+        return [1.0] * virtual.layout().total
     return order.weights_of_ranks()

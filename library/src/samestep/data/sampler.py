@@ -2,7 +2,7 @@
 
 import copy
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, cycle, islice
@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from samestep.data.seeds import generator, isolated_rng, seed_sample
+from samestep.ranks import virtual
 
 
 class Slice(NamedTuple):
     """One rank's slice of one global batch."""
 
     ids: Tensor
-    """Samples of this rank, int64 ``[B]``."""
+    """Its samples, int64 ``[B]``."""
     epoch: int
     number: int
     """Of the global batch within the epoch, from 0."""
@@ -39,6 +40,8 @@ class Slice(NamedTuple):
 
 class GlobalBatchSampler(Sampler[Slice]):
     """Cuts a data set into global batches, and each global batch into one slice per rank.
+
+    With ``virtual_ranks`` a process has several slices of each batch, one after the other.
 
     The order is a pure function of the epoch: step ``s`` of an epoch consumes the same
     ``batch_size`` samples on any number of ranks, before and after any restart. The slices of a
@@ -72,7 +75,8 @@ class GlobalBatchSampler(Sampler[Slice]):
     ) -> None:
         self.num_samples = num_samples
         self.batch_size = batch_size
-        self.rank = rank
+        self.own = range(rank, rank + 1)
+        """The slices of this process."""
         self.world_size = world_size
         self.order_of = order_of
         self.drop_last = drop_last
@@ -97,10 +101,16 @@ class GlobalBatchSampler(Sampler[Slice]):
         for index in range(first_batch, len(self)):
             begin, size = self._find_batch(index)
             lengths = split(size, self.shares)
-            start = sum(lengths[: self.rank])
-            first = begin + start
-            ids = order(first, first + lengths[self.rank])
-            yield Slice(ids, self.epoch, index, start, size)
+            for number in self.own:
+                start = sum(lengths[:number])
+                first = begin + start
+                ids = order(first, first + lengths[number])
+                yield Slice(ids, self.epoch, index, start, size)
+
+    def deal(self, layout: virtual.Layout, shares: Sequence[float] = ()) -> None:
+        """Give this process its slices of each batch; ``shares`` are how long they are."""
+        self.own, self.world_size = layout.own, layout.total
+        self.shares = tuple(shares) or (1.0,) * layout.total
 
     def size_of_step(self, index: int) -> int:
         """Samples of the optimizer step that batch ``index`` belongs to, over all ranks."""
@@ -112,13 +122,13 @@ class GlobalBatchSampler(Sampler[Slice]):
         return split(self._find_batch(index)[1], self.shares)
 
     def weight(self, index: int) -> float:
-        """Loss weight of this rank's slice, so that every sample of the step counts equally.
+        """Loss weight of the current slice, so that every sample of the step counts equally.
 
         DDP takes the mean over ranks, and Lightning the mean over the batches of a step. With these
         weights the gradient is the mean over all samples of the step. 1 if all slices are equal.
         """
         equal_parts = self.world_size * self.batches_per_step
-        return self.lengths(index)[self.rank] * equal_parts / self.size_of_step(index)
+        return self.lengths(index)[current(self.own)] * equal_parts / self.size_of_step(index)
 
     def weights_of_ranks(self) -> list[float]:
         """The weight of each rank in a mean over the ranks; 1 on average."""
@@ -225,33 +235,37 @@ class WrappedBatches(BatchSampler):
 
 
 class BatchesOfRank:
-    """Deals the batches of a batch sampler to the ranks: each gets every ``world_size``-th one.
+    """Deals the batches of a batch sampler to the slices: each gets every ``total``-th one.
 
-    The first batches are repeated at the end if some ranks would get one less.
+    The first batches are repeated at the end if some slices would get one less.
 
     Args:
         batches: the batch sampler; it must give the same batches on every rank.
-        rank: of this process.
-        world_size: number of ranks.
+        own: the slices of this process.
+        total: number of slices.
     """
 
-    def __init__(self, batches: Any, rank: int, world_size: int) -> None:
+    def __init__(self, batches: Any, own: range, total: int) -> None:
         self.batches = batches
-        self.rank = rank
-        self.world_size = world_size
+        self.own = own
+        self.total = total
 
     def __len__(self) -> int:
-        return -(-len(self.batches) // self.world_size)
+        return -(-len(self.batches) // self.total)
 
     def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self.draw())
+
+    def draw(self) -> Iterator[list[Any]]:
+        """What each step gets, one batch for each slice of this process."""
         batches = draw_batches(self.batches)
-        first_group = group = list(islice(batches, self.world_size))
+        first_group = group = list(islice(batches, self.total))
         while group:
             # Only the last group can be too short. The first one fills it, repeatedly if it is the
-            # last one too: DDP waits for every rank in every step, so none may have fewer batches.
+            # last one too: a step waits for every slice, so none may have fewer batches.
             filled = chain(group, cycle(first_group))
-            yield next(islice(filled, self.rank, None))
-            group = list(islice(batches, self.world_size))
+            yield [*islice(filled, self.own.start, self.own.stop)]
+            group = list(islice(batches, self.total))
 
 
 def draw_batches(batches: Any) -> Iterator[Any]:
@@ -286,23 +300,23 @@ class RankIndices(list[Any]):
 
 
 class SplitBatches:
-    """Cuts each batch of a batch sampler into one slice per rank.
+    """Cuts each batch of a batch sampler into slices, one per rank or virtual rank.
 
     So a step sees the same samples on any number of ranks. The slices of a batch differ by one
     sample at most. A rank that would get none gets the first sample once more, with a weight of 0.
 
     Args:
         batches: the batch sampler; it must give the same batches on every rank.
-        rank: of this process.
-        world_size: number of ranks.
+        own: the slices of this process.
+        total: number of slices.
         seed: of the random numbers that the batch sampler draws, the same for each pass; None
             leaves the seed to the caller.
     """
 
-    def __init__(self, batches: Any, rank: int, world_size: int, seed: int | None = None) -> None:
+    def __init__(self, batches: Any, own: range, total: int, seed: int | None = None) -> None:
         self.batches = batches
-        self.rank = rank
-        self.world_size = world_size
+        self.own = own
+        self.total = total
         self.seed = seed
         self.digest = 0
         """Of the first batch of this pass; it must be equal on all ranks."""
@@ -315,6 +329,10 @@ class SplitBatches:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[RankIndices]:
+        return chain.from_iterable(self.draw())
+
+    def draw(self) -> Iterator[list[RankIndices]]:
+        """The slices of this process, of one batch after the other."""
         for number, batch in enumerate(self._draw()):
             ids = list(batch)
             # The first batch is enough to see that the ranks shuffle with different seeds.
@@ -322,11 +340,14 @@ class SplitBatches:
                 self.digest = zlib.crc32(repr(ids).encode())
             lengths = self._split(len(ids))
             self.is_unequal |= len({*lengths}) > 1
-            # Not an empty slice: a collate function cannot make a batch of no samples. Such a slice
-            # begins at the end of the batch, and gets the first sample instead.
-            start = sum(lengths[: self.rank]) % max(1, len(ids))
-            stop = start + max(1, lengths[self.rank])
-            yield RankIndices(ids[start:stop], start, ids, self)
+            slices = []
+            for slice_ in self.own:
+                # Not an empty slice: a collate function cannot make a batch of no samples. Such a
+                # slice begins at the end of the batch, and gets the first sample instead.
+                start = sum(lengths[:slice_]) % max(1, len(ids))
+                stop = start + max(1, lengths[slice_])
+                slices.append(RankIndices(ids[start:stop], start, ids, self))
+            yield slices
 
     def _draw(self) -> Iterator[Any]:
         if self.seed is None:
@@ -340,23 +361,28 @@ class SplitBatches:
         self._sizes[index] = len(batch.whole)
 
     def weight(self, index: int) -> float:
-        """Loss weight of this rank's slice, so that every sample of the step counts equally."""
+        """Loss weight of the current slice, so that every sample of the step counts equally."""
         # The step before is over. Later batches may be drawn already, by loaders that read ahead.
         self._sizes.pop(index - 1, None)
-        return self.lengths(index)[self.rank] * self.world_size / self._sizes[index]
+        return self.lengths(index)[current(self.own)] * self.total / self._sizes[index]
 
     def lengths(self, index: int) -> tuple[int, ...]:
         """Samples of each rank in batch ``index``, which was drawn and not yet trained on."""
         return self._split(self._sizes[index])
 
     def _split(self, size: int) -> tuple[int, ...]:
-        return split(size, (1.0,) * self.world_size)
+        return split(size, (1.0,) * self.total)
 
     def weights_of_ranks(self) -> list[float]:
         """The weight of each rank in a mean over the ranks; 1 on average."""
         # A batch sampler that fills buckets has no batch_size: its ranks count the same.
-        size = getattr(self.batches, "batch_size", None) or self.world_size
-        return [length * self.world_size / size for length in self._split(size)]
+        size = getattr(self.batches, "batch_size", None) or self.total
+        return [length * self.total / size for length in self._split(size)]
+
+
+def current(own: range) -> int:
+    """The slice that is computed now."""
+    return own[0] if len(own) == 1 else virtual.current()
 
 
 @lru_cache

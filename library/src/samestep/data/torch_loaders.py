@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from samestep.data.sampler import RankIndices, SplitBatches, WrappedBatches
 from samestep.data.seeds import isolated_rng, mix_seed, seed_sample
-from samestep.ranks import environment
+from samestep.ranks import virtual
 
 
 class SeededIndices(list[Any]):
@@ -89,8 +89,8 @@ class ResumableBatches:
             # A signal came first. What a copy of the iterator draws, the iterator gives later.
             with isolated_rng():
                 drawn.update(islice(copy.copy(self._pass), 1))
-        found = checksum_of(drawn.get(number, ()))
-        return None if found in (self._opening, checksum_of(())) else found
+        found = checksum_of(drawn.get(number, []))
+        return None if found in (self._opening, checksum_of([])) else found
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -102,12 +102,12 @@ class ResumableBatches:
         self.first = 0
         self.num_passes += 1
         (self._pass,) = tee(self._draw(numbers, first), 1)
-        for number, indices in self._pass:
-            self._drawn.append((number, indices))
-            seeded = self._with_seed(indices, numbers, number)
+        for number, slices in self._pass:
+            self._drawn.append((number, slices))
+            seeded = [*self._with_seeds(slices, numbers, number)]
             # Skipped batches are drawn too: the sampler may count or shuffle while it draws.
             if number >= first:
-                yield seeded
+                yield from seeded
 
     def _draw(self, numbers: tuple[int, ...], first: int) -> Iterator[tuple[int, Any]]:
         num_skipped = 0  # by the batch sampler itself
@@ -119,33 +119,46 @@ class ResumableBatches:
             seed_sample(*numbers, num_skipped + number)
             return number
 
-        draws = zip(map(seed, count()), self.batches, strict=False)
-        for drawn, indices in draws:
+        draws = zip(map(seed, count()), slices_of(self.batches), strict=False)
+        for drawn, slices in draws:
             if drawn == 0:
-                self._opening = checksum_of(indices)
+                self._opening = checksum_of(slices)
                 num_skipped = first if self._opening == self._checksum else 0
             number = num_skipped + drawn
             if num_skipped and not is_longer(self.batches, number + 1):
                 # Lightning asks for no batch after the last one. A loop over the batches would, and
                 # only then a batch sampler may forget that it has skipped some.
                 next(draws, None)
-            yield number, indices
+            yield number, slices
 
-    def _with_seed(self, indices: Any, numbers: tuple[int, ...], number: int) -> Any:
-        if isinstance(indices, RankIndices):
-            indices.split.number_batch(number, indices)
-            # Seeded by position in the whole batch, which is the same for every split.
-            return SeededIndices(indices, mix_seed(*numbers, number, 0), indices.start)
-        if isinstance(indices, (list, tuple)):
-            # Each rank has samples of its own, whose transforms must not draw the same numbers.
-            return SeededIndices(indices, mix_seed(*numbers, number, environment.rank()))
-        # Such as a tensor, for a data set that takes one: a list would be something else.
-        return indices
+    def _with_seeds(
+        self, slices: list[Any], numbers: tuple[int, ...], number: int
+    ) -> Iterator[Any]:
+        for slice_, indices in zip(virtual.layout().own, slices, strict=True):
+            if isinstance(indices, RankIndices):
+                indices.split.number_batch(number, indices)
+                # Seeded by position in the whole batch, which is the same for every split.
+                yield SeededIndices(indices, mix_seed(*numbers, number, 0), indices.start)
+            elif isinstance(indices, (list, tuple)):
+                # Each slice has samples of its own, whose transforms draw other numbers.
+                yield SeededIndices(indices, mix_seed(*numbers, number, slice_))
+            else:
+                # Such as a tensor, for a data set that takes one: a list would be something else.
+                yield indices
 
 
-def checksum_of(indices: Any) -> int:
+def slices_of(batches: Any) -> Iterator[list[Any]]:
+    """The slices of this process, of one batch of a batch sampler after the other."""
+    if isinstance(batches, WrappedBatches):
+        slices: Iterator[list[Any]] = batches.plan.draw()
+        return slices
+    return ([indices] for indices in batches)
+
+
+def checksum_of(slices: list[Any]) -> int:
     """The checksum of the indices of a batch, of those of all ranks if it is split."""
-    return zlib.crc32(repr(getattr(indices, "whole", indices)).encode())
+    first, *_ = slices or [()]
+    return zlib.crc32(repr(getattr(first, "whole", first)).encode())
 
 
 def is_longer(batches: Any, num_batches: int) -> bool:

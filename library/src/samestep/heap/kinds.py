@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torchmetrics import Metric, MetricCollection
 
 from samestep.data.sampler import ExactLoader, WrappedBatches
-from samestep.ranks import epoch_logs
+from samestep.ranks import epoch_sums
 from samestep.ranks.epoch_sums import EpochSums
 
 FRAMEWORKS = {"torch", "lightning", "samestep", "torchmetrics"}
@@ -205,7 +205,7 @@ def read_module(module: nn.Module) -> dict[str, Any]:
 def attributes_of_module(module: nn.Module) -> dict[str, Any]:
     """What a part of a module has beside what is registered, and what every part has."""
     base = next(kind for kind in (L.LightningModule, Metric, nn.Module) if isinstance(module, kind))
-    counts = epoch_logs.counts_of(module) if isinstance(module, Metric) else set()
+    counts = epoch_sums.counts_of(module) if isinstance(module, Metric) else set()
     names = vars(module).keys() - base_attributes(base) | counts
     found = {name: vars(module)[name] for name in sorted(names)}
     if base is nn.Module and package_of(type(module)) in FRAMEWORKS:
@@ -386,7 +386,7 @@ def fields_elsewhere(value: Any) -> Collection[str]:
     if isinstance(value, Optimizer):
         return "state", "param_groups"
     if isinstance(value, Metric):
-        return epoch_logs.counts_of(value)
+        return epoch_sums.counts_of(value)
     if isinstance(value, LRScheduler):
         # Of functions of the user it saves nothing.
         return value.state_dict().keys() - {"lr_lambdas"}

@@ -108,6 +108,7 @@ OF_TRAINER = {
     "trainer.deterministic": NULL | BOOL | one_of("warn"),
     # Ours: ``batch_size`` of ordinary DataLoaders counts all ranks, and notes that are not printed.
     "trainer.split_batches": BOOL,
+    "trainer.virtual_ranks": NULL | whole(1),
     "trainer.allow": each(one_of(*KNOWN_DIFFERENCES)),
     # Lightning's other flags. They are rarely needed, and therefore not in configs/trainer.
     "trainer.min_steps": NULL | whole(1),

@@ -27,7 +27,8 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from samestep.loops import EpochLoop
+from samestep.loops import EpochLoop, has_samples
+from samestep.ranks import virtual
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class FastEpochLoop(EpochLoop):
         is_of_lightning = is_of(strategy, "training_step", Strategy)
         is_plain = is_of_lightning and strategy.model is module and not has_context
         self._training_step = step if is_plain else strategy.training_step
+        self._is_virtual = virtual.layout().is_virtual
         self._num_arguments = 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)
         self._validates_at_end = (
             trainer.val_check_batch == trainer.num_training_batches < math.inf
@@ -187,7 +189,7 @@ class FastEpochLoop(EpochLoop):
                 progress.increment_by(0, is_last_batch=True)
             else:
                 progress.increment_started()
-                outputs = self._step((batch, batch_idx)[: self._num_arguments])
+                outputs = self._step(batch, batch_idx)
         progress.increment_processed()
 
         if trainer.lr_scheduler_configs:
@@ -242,38 +244,25 @@ class FastEpochLoop(EpochLoop):
                 attributes["_current_fx_name"] = None
                 self.scheduler_progress.increment_completed()
 
-    def _step(self, args: tuple[Any, ...]) -> dict[str, Any]:
+    def _step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Take an optimizer step; returns what ``training_step`` did, for the callbacks."""
-        trainer, strategy = self.trainer, self.trainer.strategy
+        trainer = self.trainer
         optimizer, progress = trainer.optimizers[0], self.automatic_optimization.optim_progress
         counts = progress.optimizer
         attributes = self._attributes
         outputs: dict[str, Any] | None = None
+        compute = partial(self._compute, batch, batch_idx, optimizer)
+        if self._is_virtual:
+            sliced: Any = trainer.fit_loop.sliced
+            train = partial(self._compute_other, batch_idx)
+            compute = partial(sliced.compute, compute, train, adds=False)
 
         # A closure, because the optimizer decides when the gradient is needed: L-BFGS calls it
         # several times in a step.
         def closure() -> Any:
             nonlocal outputs
             with torch.enable_grad():
-                attributes["_current_fx_name"] = "training_step"
-                output = self._training_step(*args)
-                loss, outputs = self._read(output)
-
-                attributes["_current_fx_name"] = "optimizer_step"
-                counts.zero_grad.increment_ready()
-                self._call("on_before_zero_grad", optimizer)
-                counts.zero_grad.increment_started()
-                optimizer.zero_grad()
-                counts.zero_grad.increment_completed()
-
-                if loss is not None:
-                    attributes["_current_fx_name"] = "backward"
-                    strategy.pre_backward(loss)
-                    self._call("on_before_backward", loss)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    self._call("on_after_backward")
-                    strategy.post_backward(loss.detach())
-                    attributes["_current_fx_name"] = "optimizer_step"
+                outputs = compute()
             self._call("on_before_optimizer_step", optimizer)
             if trainer.gradient_clip_val is not None:
                 trainer.lightning_module.configure_gradient_clipping(
@@ -290,6 +279,41 @@ class FastEpochLoop(EpochLoop):
             name = type(optimizer).__name__
             raise RuntimeError(f"{name}.step() has not called its closure, which trains the model")
         return outputs
+
+    def _compute(self, batch: Any, batch_idx: int, optimizer: Any) -> dict[str, Any]:
+        """The gradient of a slice; with an optimizer those of the step before go."""
+        strategy, attributes = self.trainer.strategy, self._attributes
+        loss: Tensor | None = None
+        outputs: dict[str, Any] = {"loss": torch.zeros((), device=strategy.root_device)}
+        if not self._is_virtual or has_samples(self.trainer):
+            attributes["_current_fx_name"] = "training_step"
+            output = self._training_step(*(batch, batch_idx)[: self._num_arguments])
+            loss, outputs = self._read(output)
+        attributes["_current_fx_name"] = "optimizer_step"
+        if optimizer is not None:
+            counts = self.automatic_optimization.optim_progress.optimizer
+            counts.zero_grad.increment_ready()
+            self._call("on_before_zero_grad", optimizer)
+            counts.zero_grad.increment_started()
+            optimizer.zero_grad()
+            counts.zero_grad.increment_completed()
+        if loss is not None:
+            attributes["_current_fx_name"] = "backward"
+            strategy.pre_backward(loss)
+            self._call("on_before_backward", loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._call("on_after_backward")
+            strategy.post_backward(loss.detach())
+            attributes["_current_fx_name"] = "optimizer_step"
+        return outputs
+
+    def _compute_other(self, batch_idx: int, batch: Any) -> None:
+        """The gradient of another slice than the first one of this process."""
+        batch = self._move(self.trainer.precision_plugin.convert_input(batch))
+        results = self._results
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+        self._call("on_train_batch_start", batch, batch_idx)
+        self._compute(batch, batch_idx, None)
 
     def _read(self, output: Any) -> tuple[Tensor | None, dict[str, Any]]:
         """The loss that ``training_step`` has returned, and what callbacks get of its output."""

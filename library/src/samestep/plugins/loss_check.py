@@ -74,7 +74,7 @@ def explain(kind: str, facts: str) -> str:
 def callback(spec: RunSpec) -> L.Callback | None:
     """``LossCheck``, if batches are cut, and not into slices that are the same in every run."""
     # Virtual ranks are the slices of every run.
-    is_fixed = getattr(spec, "virtual_ranks", None) is not None
+    is_fixed = spec.virtual_ranks is not None
     is_cut = environment.world_size() > 1 or spec.accumulates
     return LossCheck(spec.allow) if is_cut and not is_fixed else None
 

@@ -10,7 +10,7 @@ from samestep.callbacks.notes import print_note
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.data.loaders import order_of
 from samestep.data.sampler import GlobalBatchSampler
-from samestep.ranks import environment, process_group
+from samestep.ranks import environment, process_group, virtual
 from samestep.ranks.compat import callbacks_of
 from samestep.run_spec import RunSpec
 
@@ -28,6 +28,7 @@ class MeasuredShares(L.Callback):
     def __init__(self) -> None:
         self._timer = ForwardTimer()
         self._batch = 0
+        self._next: tuple[float, ...] = ()
         self._weighting: SliceWeighting
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -50,7 +51,7 @@ class MeasuredShares(L.Callback):
             return
         order = order_of(trainer)
         if isinstance(order, GlobalBatchSampler):
-            self._timer.stop(pl_module, order.lengths(self._batch)[order.rank])
+            self._timer.stop(pl_module, order.lengths(self._batch)[virtual.current()])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Agree on the shares of the next epoch."""
@@ -60,10 +61,20 @@ class MeasuredShares(L.Callback):
         shares = measured_shares(speeds, self._weighting.shares)
         if shares is None:
             return
-        self._weighting.use_shares(trainer, shares)
+        if virtual.layout().is_virtual:
+            # What slices have counted in this epoch is read first.
+            self._next = shares
+        else:
+            self._weighting.use_shares(trainer, shares)
         shown = ", ".join(f"{share:g}" for share in shares)
         epoch = trainer.current_epoch + 1
         print_note(trainer, f"Shares of the ranks: {shown} (measured in epoch {epoch})")
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Deal the slices of virtual ranks, which changes no step."""
+        shares, self._next = self._next, ()
+        if shares:
+            self._weighting.use_shares(trainer, shares)
 
 
 def measured_shares(speeds: list[float], shares: tuple[float, ...]) -> tuple[float, ...] | None:

@@ -22,7 +22,7 @@ from samestep.plugin import Plugin
 from samestep.plugins import receipt_files as receipts
 from samestep.plugins.provenance import packages_of
 from samestep.plugins.receipt_files import Comparison, Facts, Journal, Receipt
-from samestep.ranks import devices, environment
+from samestep.ranks import devices, environment, virtual
 from samestep.ranks.compat import callbacks_of
 from samestep.run import record
 from samestep.run.files import read_bytes
@@ -346,7 +346,7 @@ def facts_of(trainer: L.Trainer, run_dir: Path) -> Facts:
     packages = json_checksum(packages_of(known))
     run = {
         "configuration": zlib.crc32(read_bytes(run_dir / "config.yaml") or b""),
-        "number of ranks": trainer.world_size,
+        "number of ranks": virtual.layout().total,
         "accelerator": device.type,
         "precision": str(trainer.precision),
         "strategy": type(trainer.strategy).__name__,
@@ -390,8 +390,8 @@ def gives_equal_bits(trainer: L.Trainer) -> bool:
         # cuDNN's benchmark times several kernels, and may choose others in each process.
         return is_deterministic and not torch.backends.cudnn.benchmark
     # Threads add in any order where an index occurs twice, as in the gradient of `x[index]`.
-    has_one_order = torch.get_num_threads() == 1 and trainer.world_size <= EXACT_RANKS
-    return is_deterministic or has_one_order
+    is_ordered = virtual.layout().is_virtual or trainer.world_size <= EXACT_RANKS
+    return is_deterministic or (is_ordered and torch.get_num_threads() == 1)
 
 
 def kind_of_rounding(trainer: L.Trainer) -> str:

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.optim import Optimizer
 
 from samestep.callbacks.slice_weighting import SliceWeighting
-from samestep.ranks import epoch_logs, gradients
+from samestep.ranks import epoch_logs, gradients, virtual
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.strategies import is_sharded
 from samestep.run_spec import RunSpec
@@ -104,6 +104,10 @@ class RunStats(L.Callback):
             for weighting in callbacks_of(trainer, SliceWeighting):
                 loss = loss * weighting.weight()
             values["step/loss"] = float(trainer.strategy.reduce(loss, reduce_op="mean"))
+            if virtual.layout().is_virtual:
+                (weighting,) = callbacks_of(trainer, SliceWeighting)
+                batches = trainer.accumulate_grad_batches
+                values["step/loss"] = weighting.loss_of_step() * batches
         if self._lr is not None:
             values["step/lr"] = to_number(self._lr)
         if self._norm is not None:

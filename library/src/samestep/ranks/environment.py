@@ -119,6 +119,11 @@ def new_run_id(*words: str) -> str:
 
 def cpus_per_rank() -> int:
     """Number of processors that each rank of this node may use, at least 1."""
+    return max(1, int(num_cpus() / local_world_size()))
+
+
+def num_cpus() -> float:
+    """Number of processors that this program may use."""
     allowed = float(os.cpu_count() or 1)
     # A task of Slurm may be bound to some of them.
     if hasattr(os, "sched_getaffinity"):
@@ -129,7 +134,7 @@ def cpus_per_rank() -> int:
         quota, period = cpu_max.read_text().split()
         if quota != "max":
             allowed = min(allowed, int(quota) / int(period))
-    return max(1, int(allowed / local_world_size()))
+    return allowed
 
 
 def limit_threads(num_processes: int = 1) -> None:

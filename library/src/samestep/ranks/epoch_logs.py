@@ -7,6 +7,7 @@ them. torchmetrics 1.9 saves the states of rank zero only, without the number of
 import warnings
 from collections.abc import Iterator
 from functools import cache, wraps
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -18,7 +19,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
 
-from samestep.ranks import process_group
+from samestep.ranks import process_group, virtual
 
 Entry = dict[str, Any]
 """One metric of ``self.log`` on one rank: ``flags`` (its arguments), ``states`` and ``count`` (as
@@ -46,6 +47,7 @@ def install() -> None:
     """Change how this process sums up what is logged."""
     leave_out_empty_batches()
     reduce_logs_over_ranks()
+    count_slices()
 
 
 def reduce_logs_over_ranks() -> None:
@@ -81,18 +83,14 @@ def reduce_logs_over_ranks() -> None:
 def _reduce_logs(connector: Any) -> None:
     """Replace the value of each metric by the one over all ranks that have logged it."""
     trainer = connector.trainer
-    if trainer.world_size == 1:
+    if not virtual.is_shared():
         return
-    results = trainer._results
-    own: Logs = {}
-    for key, metric in results.valid_items():
-        if metric.meta.sync.should and metric.meta.sync.group is not None:
-            metric.compute()  # over the ranks of the group, as Lightning does
-        elif _is_due(metric, results.training):
-            own[key] = _entry_of(metric)
     # All metrics are gathered together: ranks may have logged different ones, and a collective for
     # each metric would wait for ranks that have not logged it.
-    for key, merged in _merge(trainer.lightning_module, process_group.gather(own)):
+    own = virtual.each(lambda: _collect_due(trainer._results))
+    results = trainer._results
+    of_slices = [*chain.from_iterable(process_group.gather(own))]
+    for key, merged, states in _merge(trainer.lightning_module, of_slices):
         metric = merged
         if not merged.is_tensor:
             # The object itself, which computes with all ranks: also with one that has a value.
@@ -102,10 +100,23 @@ def _reduce_logs(connector: Any) -> None:
             # Of an object of which this rank has counted nothing.
             warnings.filterwarnings("ignore", ".*called before the ``update`` method")
             value = metric.compute()
+        if merged.is_tensor:
+            value = value.to(states["value"].dtype).to(trainer.lightning_module.device)
         names = results._forked_name(merged, on_step=False)
         connector._callback_metrics.update(dict.fromkeys(names, value))
-        if key in own:
+        if key in own[0]:
             results[key]._computed = value
+
+
+def _collect_due(results: Any) -> Logs:
+    """What has been logged, and is not reduced yet."""
+    own: Logs = {}
+    for key, metric in results.valid_items():
+        if metric.meta.sync.should and metric.meta.sync.group is not None:
+            metric.compute()  # over the ranks of the group, as Lightning does
+        elif _is_due(metric, results.training):
+            own[key] = _entry_of(metric)
+    return own
 
 
 def _is_due(metric: Any, is_training: bool) -> bool:
@@ -133,8 +144,10 @@ def _entry_of(metric: Any) -> Entry:
     return entry
 
 
-def _merge(module: L.LightningModule, logs_of_ranks: list[Logs]) -> Iterator[tuple[str, Any]]:
-    """Each metric that some ranks have logged, with the sums of all of them."""
+def _merge(
+    module: L.LightningModule, logs_of_ranks: list[Logs]
+) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Each metric that some ranks have logged, with the sums of all of them, and the first's."""
     parts: dict[str, Any] = dict(module.named_modules())
     # Every rank goes through them in the same order.
     for key in sorted(set[str]().union(*logs_of_ranks)):
@@ -149,9 +162,15 @@ def _merge(module: L.LightningModule, logs_of_ranks: list[Logs]) -> Iterator[tup
             metric.value = parts.get(first["flags"]["metric_attribute"])
         elif not meta.is_mean_reduction:
             metric._reductions["value"] = meta.reduce_fx
+        if metric.is_tensor:
+            # Three ranks that log the same value have this mean, which 32 bits would round.
+            entries = [
+                entry | {"states": apply_to_collection(entry["states"], Tensor, Tensor.double)}
+                for entry in entries
+            ]
         resume_metric(metric, entries)
         metric._forward_cache = first["last"]
-        yield key, metric.to(module.device)
+        yield key, metric, first["states"]
 
 
 def leave_out_empty_batches() -> None:
@@ -170,6 +189,40 @@ def leave_out_empty_batches() -> None:
         update(metric, value, batch_size)
 
     result._ResultMetric.update = update_unless_empty  # type: ignore[method-assign, assignment]
+
+
+def count_slices() -> None:
+    """With virtual ranks let metrics be those of all slices, in their order.
+
+    What is logged per step is that of the first slice, also with ``sync_dist``: other ranks may
+    have fewer slices. torchmetrics 1.9 would add up those of each rank first.
+    """
+    log, sync = result._ResultCollection.log, Metric._sync_dist
+
+    @wraps(log)
+    def log_of_slice(results: Any, *args: Any, **options: Any) -> None:
+        if virtual.layout().is_virtual and options.get("on_step"):
+            options["sync_dist"] = False
+        log(results, *args, **options)
+
+    @wraps(sync)
+    def sync_slices(metric: Any, *args: Any, **options: Any) -> None:
+        if not virtual.layout().is_virtual:
+            sync(metric, *args, **options)
+            return
+        of_slices = virtual.gather(lambda: metric_state(metric)["states"])
+        for name, reduce in metric._reductions.items():
+            values: Any = [states[name] for states in of_slices]
+            if isinstance(values[0], list):
+                values = [*chain.from_iterable(values)]
+                values = [value.to(metric.device) for value in values]
+            else:
+                values = torch.stack(values).to(metric.device)
+            has_values = reduce is not None and len(values)
+            setattr(metric, name, reduce(values) if has_values else values)
+
+    result._ResultCollection.log = log_of_slice  # type: ignore[method-assign]
+    Metric._sync_dist = sync_slices  # type: ignore[method-assign, assignment]
 
 
 def logged_metrics(trainer: L.Trainer, *, on_step: bool) -> dict[str, dict[str, Any]]:
@@ -212,7 +265,9 @@ def collect_logs(trainer: L.Trainer) -> Logs:
 
 def resume_logs(trainer: L.Trainer, module: L.LightningModule, logs_of_ranks: list[Logs]) -> None:
     """Let the metrics of this epoch continue from what ``collect_logs`` gave on some ranks."""
-    for key, metric in _merge(module, logs_of_ranks):
+    for key, metric, states in _merge(module, logs_of_ranks):
+        for name, state in states.items():
+            setattr(metric, name, getattr(metric, name).to(state.dtype).to(module.device))
         if metric.value is not None:  # an object that is no part of the module
             trainer.fit_loop.epoch_loop._results[key] = metric
         # Lightning resets numbers in the first batch of an epoch, and this epoch has had it.
@@ -229,25 +284,6 @@ def metric_state(metric: Metric) -> dict[str, Any]:
     """What a metric of torchmetrics 1.9 has counted, and in how many updates."""
     states = recursive_detach(metric.metric_state, to_cpu=True)
     return {"count": metric.update_count, "states": states}
-
-
-def has_counted(metric: Metric) -> bool:
-    """Whether a metric of torchmetrics 1.9 has counted anything since it was made or reset."""
-    if metric.update_called:
-        return True
-    # A wrapper, such as Running, may call the update of the metric in it instead of its own.
-    for name, default in metric._defaults.items():
-        state: Any = getattr(metric, name)
-        is_list = isinstance(state, list)
-        has_changed = bool(state) if is_list else not torch.equal(state.cpu(), default.cpu())  # type: ignore[union-attr]
-        if has_changed:
-            return True
-    return False
-
-
-def counts_of(metric: Metric) -> set[str]:
-    """The names of the attributes in which a metric of torchmetrics 1.9 counts."""
-    return {*metric.metric_state, "_update_count", "_computed"}
 
 
 def resume_metric(metric: Metric, saved: list[dict[str, Any]]) -> None:

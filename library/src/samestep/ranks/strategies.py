@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
-from samestep.ranks import ddp, environment
+from samestep.ranks import collectives, ddp, environment
 from samestep.ranks.process_group import device_kind
 from samestep.run_spec import RunSpec
 
@@ -43,6 +43,25 @@ class UnequalNodesDDP(DDPStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Number of slices, and which one is ours; Lightning multiplies nodes by devices."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+
+class VirtualDDP(UnequalNodesDDP):
+    """Ranks whose gradients ``virtual.GradientTree`` sums, and not a reducer of torch."""
+
+    def configure_ddp(self) -> None:
+        """Give all ranks the same weights and buffers; nothing is wrapped."""
+        assert self.model is not None
+        assert self.lightning_module is not None
+        if not self.lightning_module.automatic_optimization:
+            # It has as many ranks as slices.
+            super().configure_ddp()
+            return
+        for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            if tensor.numel():
+                collectives.broadcast(tensor.data)
+
+    def _register_ddp_hooks(self) -> None:
+        pass
 
 
 def check(strategy: Any) -> None:
@@ -108,6 +127,8 @@ def topology(spec: RunSpec, strategy: Any = None) -> dict[str, Any]:
     """
     if spec.sync_batchnorm:
         check_sync_batchnorm(spec)
+    if spec.virtual_ranks is not None:
+        check_virtual_ranks(spec, strategy)
     adapt(strategy, spec)
     if not environment.under_torchrun():
         # One process. Lightning would take the variables of a Slurm allocation for ranks.
@@ -125,7 +146,18 @@ def topology(spec: RunSpec, strategy: Any = None) -> dict[str, Any]:
     }
     if spec.is_fsdp:
         return {**where, "strategy": import_module(SHARDED).ShardedStrategy(**options)}
-    return {**where, "strategy": UnequalNodesDDP(**options, **ddp_options(spec))}
+    kind = UnequalNodesDDP if spec.virtual_ranks is None else VirtualDDP
+    return {**where, "strategy": kind(**options, **ddp_options(spec))}
+
+
+def check_virtual_ranks(spec: RunSpec, strategy: Any) -> None:
+    """Raise a ConfigError for a strategy that sums the gradients in its own way."""
+    name = setting("virtual_ranks", spec.virtual_ranks)
+    if spec.is_fsdp or isinstance(strategy, Strategy):
+        raise ConfigError(
+            f"{name}: sums the gradients of all slices in one order, and {option('strategy')} "
+            f"{spec.strategy} sums them itself; use ddp"
+        )
 
 
 def check_sync_batchnorm(spec: RunSpec) -> None:
@@ -133,6 +165,11 @@ def check_sync_batchnorm(spec: RunSpec) -> None:
     name = setting("sync_batchnorm", True)
     if device_kind(spec.accelerator) == "cpu" and environment.world_size() > 1:
         raise ConfigError(f"{name}: needs GPUs, and these ranks are on CPUs; leave it out")
+    if (spec.virtual_ranks or 0) > environment.world_size():
+        raise ConfigError(
+            f"{name}: needs all slices of a batch at once, and a rank computes one after the "
+            f"other; use {spec.virtual_ranks} ranks"
+        )
     if spec.is_fsdp:
         raise ConfigError(f"{name}: is not supported with {setting('strategy', 'fsdp')}; use ddp")
 
