@@ -49,7 +49,7 @@ from samestep import plugin
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.objects import Objects
-from samestep.callbacks.rank_state import RankState
+from samestep.callbacks.rank_state import RankState, share_buffers
 from samestep.callbacks.rng import SeedSteps, before_hooks, seed_hook
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.data.loaders import without_states
@@ -554,6 +554,8 @@ class FitLoop(_FitLoop):
     def on_advance_end(self) -> None:
         """End the epoch, then save it: hooks, schedules, logs and counters are through."""
         super().on_advance_end()
+        if virtual.layout().is_virtual:
+            share_buffers(self.trainer.lightning_module)
         virtual.begin_stage(self.trainer.lightning_module, self.epoch_loop)
         if self.checkpoints is not None:
             self.checkpoints.end_epoch(self.trainer)
@@ -596,6 +598,8 @@ class SlicedStep:
         """The batches of the other slices, as they were read."""
         self.is_repeated = False
         """Whether the optimizer has asked for the gradient of this step before."""
+        self.loss: Any = None
+        """The mean of all slices, by their samples, on every rank; None if no slice has a loss."""
         self._trees: dict[virtual.Layout, virtual.GradientTree] = {}
 
     def compute(
@@ -612,6 +616,11 @@ class SlicedStep:
         parameters = [*trainer.lightning_module.parameters()]
         if layout not in self._trees:
             check_parameters(parameters)
+        (weighting,) = callbacks_of(trainer, SliceWeighting)
+        loss = torch.zeros(
+            (), dtype=torch.promote_types(parameters[0].dtype, torch.float32),
+            device=parameters[0].device, requires_grad=True,
+        )  # fmt: skip
         before: virtual.Gradients = [None] * len(parameters)
         if adds:
             # The memory of a sum is that of the next one.
@@ -626,9 +635,14 @@ class SlicedStep:
                     result = first()
                 else:
                     train(batch)
-            tree.add(number, take_gradients(parameters))
+            own = weighting.take_loss()
+            own = own if own is None else own.to(loss).reshape(())
+            # Their losses are added up beside their gradients, by the same exchange.
+            tree.add(number, [*take_gradients(parameters), own])
         self.is_repeated = True
-        sums = virtual.add(before, tree.total(parameters))
+        *gradients, total = tree.total([*parameters, loss])
+        self.loss = virtual.copy_of(total)
+        sums = virtual.add(before, gradients)
         for parameter, gradient in zip(parameters, sums, strict=True):
             parameter.grad = gradient
         virtual.end_step()
@@ -645,9 +659,15 @@ class Optimization(_AutomaticOptimization):
         sliced: SlicedStep = self.trainer.fit_loop.sliced  # type: ignore[attr-defined]
         train = partial(self._train_on, kwargs, optimizer, batch_idx)
         adds = closure._zero_grad_fn is None
-        closure.closure = partial(
-            sliced.compute, partial(self._compute, closure, closure.closure), train, adds=adds
-        )
+        first = partial(self._compute, closure, closure.closure)
+
+        def compute_all() -> ClosureResult:
+            result = sliced.compute(first, train, adds=adds)
+            # An optimizer may decide by it, such as L-BFGS: on all ranks alike.
+            result.loss = sliced.loss
+            return result
+
+        closure.closure = compute_all
         return closure
 
     def _compute(self, closure: Any, compute: Callable[[], ClosureResult]) -> ClosureResult:
@@ -768,10 +788,25 @@ class EvaluationLoop(_EvaluationLoop):
         virtual.begin_stage(self.trainer.lightning_module, self)
         super().on_run_start()
 
+    def _on_evaluation_epoch_start(self, *args: Any, **kwargs: Any) -> None:
+        super()._on_evaluation_epoch_start(*args, **kwargs)
+        # A callback may have put an average of the model in its place, and puts it back below.
+        self._share_buffers()
+
+    def _on_evaluation_epoch_end(self) -> None:
+        super()._on_evaluation_epoch_end()
+        self._share_buffers()
+
+    def _share_buffers(self) -> None:
+        if virtual.layout().is_virtual:
+            share_buffers(self.trainer.lightning_module)
+
     def _evaluation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any
     ) -> None:
         first, *others = virtual.layout().own
+        if virtual.layout().is_virtual:
+            self._seed(batch_idx, dataloader_idx)
         if not others:
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
@@ -786,11 +821,20 @@ class EvaluationLoop(_EvaluationLoop):
                 self._evaluate_other(next(read), batch_idx, dataloader_idx)
         virtual.end_step()
 
+    def _seed(self, batch_idx: int, dataloader_idx: int) -> None:
+        """Seed a slice before it is moved: hooks of the transfer may draw random numbers."""
+        trainer: Any = self.trainer
+        for seeds in callbacks_of(trainer, SeedSteps):
+            seeds.on_validation_batch_start(
+                trainer, trainer.lightning_module, None, batch_idx, dataloader_idx
+            )
+
     def _evaluate_other(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Evaluate another slice of the batch, which counts as one."""
         trainer: Any = self.trainer
         stage = "test" if trainer.testing else "validation"
         number = dataloader_idx if self._is_sequential and self.num_dataloaders > 1 else None
+        self._seed(batch_idx, dataloader_idx)
         batch = move(trainer, batch, dataloader_idx)
         arguments = self._build_kwargs(batch, batch_idx, number)
         results = trainer._results

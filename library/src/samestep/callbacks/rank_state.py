@@ -161,8 +161,7 @@ class RankState(Part):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Validate and save the same model on every rank."""
         if virtual.is_shared():
-            of_zero = process_group.broadcast(on_cpu(buffers_of(pl_module)))
-            virtual.each(lambda: replace_buffers(pl_module, of_zero))
+            share_buffers(pl_module)
 
     on_train_epoch_end = on_validation_start
 
@@ -229,6 +228,16 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of the tensors on the CPU."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def share_buffers(module: nn.Module) -> None:
+    """Give all slices the buffers of the first one; every rank must call this.
+
+    Hooks between two steps change those of the first slice of each process, and some do so past
+    autograd (``buffer.data``), where nothing would notice it.
+    """
+    of_zero = process_group.broadcast(on_cpu(buffers_of(module)))
+    virtual.each(lambda: replace_buffers(module, of_zero))
 
 
 # A buffer may need a gradient itself, by the user or where a library has set it.

@@ -1,8 +1,6 @@
 """Gives each rank its slice of every batch, and weights the slices by their length."""
 
-import math
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -79,7 +77,7 @@ class SliceWeighting(L.Callback):
         self.is_measured = False
         """Whether the shares follow the speeds of the ranks; see ``plugins.measured_shares``."""
         self._has_patched = False
-        self._losses: list[Tensor] = []  # of the slices of this step, as they are added up
+        self._loss: Tensor | None = None  # of the last slice, as they are added up
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let batch samplers give each rank its slice of their batches."""
@@ -176,10 +174,7 @@ class SliceWeighting(L.Callback):
         self._batch = batch_idx
         if self._splits:
             self._check_splits(trainer)
-        layout = virtual.layout()
-        if virtual.current() == layout.own[0]:
-            self._losses = []
-        peers = NoPeers() if layout.has_several else None
+        peers = NoPeers() if virtual.layout().has_several else None
         losses.begin_batch(peers=peers, counts=self.weight() > 0)
 
     def _check_splits(self, trainer: L.Trainer) -> None:
@@ -207,16 +202,16 @@ class SliceWeighting(L.Callback):
         if layout.is_virtual:
             # The tree adds them up.
             weight /= layout.total
-            self._losses.append(loss.detach() * weight)
+            self._loss = loss.detach() * weight
         # The gradients of all parameters are linear in the gradient of the loss. A callback cannot
         # replace the loss itself, whose value other callbacks show.
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
 
-    def loss_of_step(self) -> float:
-        """The mean loss of all slices of a step, by their samples; every rank must call this."""
-        own = [loss.item() for loss in self._losses]
-        return math.fsum(chain.from_iterable(process_group.gather(own)))
+    def take_loss(self) -> Tensor | None:
+        """The weighted loss of the last slice; None if it has none. With virtual ranks only."""
+        loss, self._loss = self._loss, None
+        return loss
 
     def weight(self) -> float:
         """How much this slice counts in the mean over the ranks; 1 if all are equal."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
-from samestep.data.seeds import generator, isolated_rng, seed_sample
+from samestep.data.seeds import generator, isolated_rng, mix_seed, seed_sample
 from samestep.ranks import virtual
 
 
@@ -299,6 +299,37 @@ class RankIndices(list[Any]):
         return list, ([*self],)
 
 
+class SeededIndices(list[Any]):
+    """The indices of a batch, which seed the random numbers of the process that reads them.
+
+    The numbers of ``RankIndices`` are seeded for each index, so that they do not depend on how a
+    batch is split.
+    """
+
+    # A list that acts when it is read, because the indices are all that a loader process gets for a
+    # batch; a worker_init_fn is called once per process, and one batch may be read by any of them.
+
+    def __init__(self, ids: Any, seed: int, start: int | None = None) -> None:
+        super().__init__(ids)
+        self.seed = seed
+        self.start = start
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.start is not None:
+            return self._seed_each(self.start)
+        seed_sample(self.seed)
+        return super().__iter__()
+
+    def _seed_each(self, start: int) -> Iterator[Any]:
+        for position, id in enumerate(super().__iter__(), start):
+            seed_sample(self.seed, position)
+            yield id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default pickle iterates over a list, and would seed the process that trains.
+        return SeededIndices, (list(super().__iter__()), self.seed, self.start)
+
+
 class SplitBatches:
     """Cuts each batch of a batch sampler into slices, one per rank or virtual rank.
 
@@ -309,8 +340,8 @@ class SplitBatches:
         batches: the batch sampler; it must give the same batches on every rank.
         own: the slices of this process.
         total: number of slices.
-        seed: of the random numbers that the batch sampler draws, the same for each pass; None
-            leaves the seed to the caller.
+        seed: of the random numbers that the batch sampler and the samples draw, the same for each
+            pass; None leaves them to the caller.
     """
 
     def __init__(self, batches: Any, own: range, total: int, seed: int | None = None) -> None:
@@ -331,7 +362,7 @@ class SplitBatches:
     def __iter__(self) -> Iterator[RankIndices]:
         return chain.from_iterable(self.draw())
 
-    def draw(self) -> Iterator[list[RankIndices]]:
+    def draw(self) -> Iterator[list[Any]]:
         """The slices of this process, of one batch after the other."""
         for number, batch in enumerate(self._draw()):
             ids = list(batch)
@@ -346,7 +377,11 @@ class SplitBatches:
                 # slice begins at the end of the batch, and gets the first sample instead.
                 start = sum(lengths[:slice_]) % max(1, len(ids))
                 stop = start + max(1, lengths[slice_])
-                slices.append(RankIndices(ids[start:stop], start, ids, self))
+                indices: Any = RankIndices(ids[start:stop], start, ids, self)
+                if self.seed is not None:
+                    # What the samples of an evaluation draw depends on their places only.
+                    indices = SeededIndices(indices, mix_seed(self.seed, number), start)
+                slices.append(indices)
             yield slices
 
     def _draw(self) -> Iterator[Any]:

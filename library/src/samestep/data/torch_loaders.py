@@ -18,40 +18,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from samestep.data.sampler import RankIndices, SplitBatches, WrappedBatches
+from samestep.data.sampler import RankIndices, SeededIndices, SplitBatches, WrappedBatches
 from samestep.data.seeds import isolated_rng, mix_seed, seed_sample
 from samestep.ranks import virtual
-
-
-class SeededIndices(list[Any]):
-    """The indices of a batch, which seed the random numbers of the process that reads them.
-
-    The numbers of ``RankIndices`` are seeded for each index, so that they do not depend on how a
-    batch is split.
-    """
-
-    # A list that acts when it is read, because the indices are all that a loader process gets for a
-    # batch; a worker_init_fn is called once per process, and one batch may be read by any of them.
-
-    def __init__(self, ids: Any, seed: int, start: int | None = None) -> None:
-        super().__init__(ids)
-        self.seed = seed
-        self.start = start
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.start is not None:
-            return self._seed_each(self.start)
-        seed_sample(self.seed)
-        return super().__iter__()
-
-    def _seed_each(self, start: int) -> Iterator[Any]:
-        for position, id in enumerate(super().__iter__(), start):
-            seed_sample(self.seed, position)
-            yield id
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # By default pickle iterates over a list, and would seed the process that trains.
-        return SeededIndices, (list(super().__iter__()), self.seed, self.start)
 
 
 class ResumableBatches:

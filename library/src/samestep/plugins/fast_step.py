@@ -263,6 +263,8 @@ class FastEpochLoop(EpochLoop):
             nonlocal outputs
             with torch.enable_grad():
                 outputs = compute()
+            if self._is_virtual:
+                outputs |= {"loss": trainer.fit_loop.sliced.loss}
             self._call("on_before_optimizer_step", optimizer)
             if trainer.gradient_clip_val is not None:
                 trainer.lightning_module.configure_gradient_clipping(

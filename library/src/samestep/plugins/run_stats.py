@@ -100,14 +100,13 @@ class RunStats(L.Callback):
         if isinstance(outputs, dict) and isinstance(outputs.get("loss"), torch.Tensor):
             # Lightning divides the loss by the number of batches that are accumulated.
             loss = outputs["loss"].detach().float() * trainer.accumulate_grad_batches
-            # A shorter slice counts less: the value is the same on any number of ranks.
-            for weighting in callbacks_of(trainer, SliceWeighting):
-                loss = loss * weighting.weight()
-            values["step/loss"] = float(trainer.strategy.reduce(loss, reduce_op="mean"))
-            if virtual.layout().is_virtual:
-                (weighting,) = callbacks_of(trainer, SliceWeighting)
-                batches = trainer.accumulate_grad_batches
-                values["step/loss"] = weighting.loss_of_step() * batches
+            # With virtual ranks it is that of all slices.
+            if not virtual.layout().is_virtual:
+                # A shorter slice counts less: the value is the same on any number of ranks.
+                for weighting in callbacks_of(trainer, SliceWeighting):
+                    loss = loss * weighting.weight()
+                loss = trainer.strategy.reduce(loss, reduce_op="mean")
+            values["step/loss"] = float(loss)
         if self._lr is not None:
             values["step/lr"] = to_number(self._lr)
         if self._norm is not None:

@@ -500,6 +500,15 @@ def add(left: Gradients, right: Gradients) -> Gradients:
 
 
 def split_like(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a flat tensor in the shapes of the parameters."""
+    """Views of a flat tensor in the shapes of the parameters, and in their order in memory."""
+    # A norm adds up what lies side by side: a gradient must lie as it does on a rank alone.
     parts = torch.split(flat, [parameter.numel() for parameter in parameters])
-    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+    return [view_like(part, p) for part, p in zip(parts, parameters, strict=True)]
+
+
+def view_like(flat: Tensor, parameter: Tensor) -> Tensor:
+    """A view of a flat tensor that lies in memory as the gradient of a parameter does."""
+    if parameter.is_contiguous():
+        return flat.view(parameter.shape)
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return flat.as_strided(parameter.shape, strides)
