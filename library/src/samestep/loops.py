@@ -616,6 +616,7 @@ class SlicedStep:
         parameters = [*trainer.lightning_module.parameters()]
         if layout not in self._trees:
             check_parameters(parameters)
+            self._trees[layout] = virtual.GradientTree(layout)
         (weighting,) = callbacks_of(trainer, SliceWeighting)
         loss = torch.zeros(
             (), dtype=torch.promote_types(parameters[0].dtype, torch.float32),
@@ -625,7 +626,7 @@ class SlicedStep:
         if adds:
             # The memory of a sum is that of the next one.
             before = virtual.copy_of(take_gradients(parameters))
-        tree = self._trees.setdefault(layout, virtual.GradientTree(layout))
+        tree = self._trees[layout]
         for number, batch in zip(layout.own, [None, *self.others], strict=True):
             with virtual.slice_of_step(number):
                 # The first slice was seeded before its batch was moved.

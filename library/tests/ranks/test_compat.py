@@ -15,6 +15,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loops import _EvaluationLoop, _FitLoop
+from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
@@ -27,10 +28,11 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader, data
+from lightning.pytorch.utilities.combined_loader import _Sequential
 from lightning.pytorch.utilities.data import _dataloader_init_kwargs_resolve_sampler
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from torchmetrics import MeanSquaredError
+from torchmetrics import MeanSquaredError, Metric
 
 from library.tests.canaries import Sources, check_sources
 from library.tests.kit import Net, batches, fit, flat, on_ranks
@@ -72,6 +74,12 @@ CANARIES: dict[str, Sources] = {
     ],
     "sums the gradients that were needed when it was made (DDP)": [
         (DistributedDataParallel._build_params_for_reducer, ["if param.requires_grad"]),
+    ],
+    "takes a step by one closure, reads an item for a batch, and adds up states (virtual ranks)": [
+        (_AutomaticOptimization._make_closure, ["zero_grad_fn=zero_grad_fn)"]),
+        (Closure.__call__, ["self._result = self.closure("]),
+        (_Sequential.__next__, ["next(self.iterators[0])"]),
+        (Metric._sync_dist, ["setattr(self, attr, reduced)"]),
     ],
     "keeps its Trainer (Tuner)": [(Tuner.__init__, ["self._trainer = trainer"])],
     "replaces batch samplers": [

@@ -11,3 +11,19 @@ files), ``rule`` and ``rules`` (ranges, choices), ``option_keys`` (words for mes
 evaluated), and ``program`` with ``main`` (a program that trains, from its arguments to its exit
 code).
 """
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+
+def elastic_ranks(*, _root_: Any) -> int | None:
+    """The most ranks of a run whose nodes come and go; None for any other, and with FSDP."""
+    nodes = OmegaConf.select(_root_, "cluster.max_nodes")
+    devices = _root_.trainer.devices
+    if not isinstance(nodes, int) or not isinstance(devices, int):
+        return None
+    return None if _root_.trainer.strategy == "fsdp" else nodes * devices
+
+
+OmegaConf.register_new_resolver("elastic_ranks", elastic_ranks, replace=True)

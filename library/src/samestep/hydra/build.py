@@ -66,9 +66,6 @@ def _build(cfg: DictConfig, overrides: Sequence[str]) -> Run:
     # argument's default.
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     check_arguments(cfg)
-    if cfg.trainer.virtual_ranks is None and "max_nodes" in cfg.cluster:
-        # Nodes come and go: the steps stay those on all of them.
-        cfg.trainer.virtual_ranks = cfg.cluster.max_nodes * cfg.trainer.devices
     # First the Trainer, which seeds the weights of the model.
     trainer = build_trainer(cfg, overrides)
     model, data = build_model(cfg), build_datamodule(cfg)

@@ -426,18 +426,18 @@ class GradientTree:
         # Kept for the next step: new memory of this size costs as much time as the sum.
         flat = self._memory(kind, "own", (rows, width if is_small else shard * ranks), parameters)
         for row, gradients in zip(flat, own, strict=False):
+            views = split_like(row[:size], parameters)
             row[size:width] = 1
             present = []
-            for place, view in enumerate(split_like(row[:size], parameters)):
-                if gradients[place] is None:
+            for place, (view, gradient) in enumerate(zip(views, gradients, strict=True)):
+                if gradient is None:
                     # Not 0: with it, a sum of -0 would have another sign than without.
                     view.fill_(-0.0)
                     row[size + place] = 0
                 else:
-                    present.append((view, gradients[place]))
+                    present.append((view, gradient))
             if present:
-                views, taken = map(list, zip(*present, strict=True))
-                torch._foreach_copy_(views, taken)
+                torch._foreach_copy_(*unzip(present))
         if is_small:
             gathered = self._memory(kind, "all", (ranks, *flat.shape), parameters)
             exchange(dist.all_gather_into_tensor, gathered, flat)
@@ -495,8 +495,13 @@ def add(left: Gradients, right: Gradients) -> Gradients:
     """The sum of two gradients, in the memory of the first."""
     pairs = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if pairs:
-        torch._foreach_add_(*map(list, zip(*pairs, strict=True)))
+        torch._foreach_add_(*unzip(pairs))
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
+
+
+def unzip(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """The first ones, and the second ones."""
+    return [left for left, _ in pairs], [right for _, right in pairs]
 
 
 def split_like(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -5,7 +5,8 @@
 ``SIGTERM``              stopped within an epoch, and continued by the same command
 ``SIGTERM within a step``  the same, before the last batch of a step that accumulates several
 ``SIGKILL``              killed some steps after a checkpoint, and continued
-``ranks``                several ranks against one, where possible with 64 bits
+``ranks``                several ranks against one: with virtual ranks bit by bit, otherwise with 64
+                         bits, where possible
 ``ranks, SIGTERM``       several ranks that are stopped, against several that are not
 """
 
@@ -149,7 +150,7 @@ class Experiments:
         self.undisturbed = Run(UNDISTURBED, [], [])
         """The reference of the experiments on one rank."""
         self.compared_with = ""
-        """The precision of the experiments on several ranks."""
+        """The precision in which several ranks are compared with one; empty: by equality."""
 
     @property
     def on_ranks(self) -> str:
@@ -364,8 +365,10 @@ class Experiments:
 
     def _reference_in_double(self) -> Run:
         """The run on one rank with which several are compared: with 64 bits, where it can be."""
-        own = str(self.undisturbed.ranks[0].fits[0]["precision"])
-        self.compared_with = own
+        facts = self.undisturbed.ranks[0].fits[0]
+        if facts["is_virtual"]:
+            return self.undisturbed
+        self.compared_with = own = str(facts["precision"])
         if own == DOUBLE or not self.settings.in_double:
             return self.undisturbed
         name = f"{UNDISTURBED}, {DOUBLE}"
@@ -385,13 +388,15 @@ class Experiments:
         """A run against another one on the same ranks."""
         found = compare.first_of(compare.differences_between(run.ranks))
         if found is None:
-            found = compare.first_difference(
-                run.ranks, reference.ranks, run.run_dir, reference.run_dir
-            )
+            # With virtual ranks rank zero has the first slice, whatever the number of ranks.
+            ours = run.ranks[: len(reference.ranks)]
+            found = compare.first_difference(ours, reference.ranks, run.run_dir, reference.run_dir)
         return self._cell(found, run, column)
 
     def _judge_ranks(self, run: Run, one: Run) -> Cell:
         """A run on several ranks against one on one rank."""
+        if not self.compared_with:
+            return self._judge(run, one, RANKS)
         return self._cell(compare.first_of(self._differences_of_ranks(run, one)), run, RANKS)
 
     def _differences_of_ranks(self, run: Run, one: Run) -> Iterator[Difference]:

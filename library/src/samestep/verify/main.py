@@ -289,7 +289,7 @@ def conditions_of(name: str, experiments: Experiments) -> str:
     """Under which conditions several ranks were compared; empty for one rank."""
     conditions = []
     # The only line that compares something else than bits.
-    if name == experiments.on_ranks:
+    if name == experiments.on_ranks and experiments.compared_with:
         conditions.append(f"up to rounding, with {experiments.compared_with}")
     if experiments.adds_in_order and name in (experiments.on_ranks, experiments.ranks_stopped):
         conditions.append("deterministic=True")

@@ -21,6 +21,7 @@ from samestep.data.loaders import find_loaders
 from samestep.data.sampler import ExactLoader
 from samestep.data.torch_loaders import split_of
 from samestep.errors import ConfigError
+from samestep.ranks import virtual
 from samestep.verify.plan import FIRST_STEP, Plan, done_file, file_of
 
 MAX_VALUES = 64  # of one tensor
@@ -57,7 +58,10 @@ class Recorder(L.Callback):
         """Record what kind of run this is."""
         precision: Any = trainer.precision
         self._write(
-            trainer, fit=str(Path(trainer.default_root_dir).absolute()), precision=str(precision)
+            trainer,
+            fit=str(Path(trainer.default_root_dir).absolute()),
+            precision=str(precision),
+            is_virtual=virtual.layout().is_virtual,
         )
 
     def on_train_batch_start(
@@ -67,6 +71,8 @@ class Recorder(L.Callback):
         if not self._has_begun and trainer.is_global_zero:
             print(f"\n{FIRST_STEP}", flush=True)
         self._has_begun = True
+        if virtual.current() != virtual.layout().own[0]:
+            return  # rank zero has the first slice on any number of ranks
         rows = [digest for part in parts_of(batch) for digest in digests_of(part)]
         place = (trainer.current_epoch, batch_idx)
         self._line = {"place": place, "step": trainer.global_step, "rows": rows}
