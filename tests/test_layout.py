@@ -306,6 +306,7 @@ PATCHES = [
         "ranks/compat.py",
         "ranks/ddp.py",
         "ranks/epoch_logs.py",
+        "ranks/epoch_sums.py",
         "ranks/gradients.py",
         "ranks/process_group.py",
         "ranks/virtual.py",
