@@ -614,9 +614,11 @@ class SlicedStep:
         """
         trainer, layout = self.trainer, virtual.layout()
         parameters = [*trainer.lightning_module.parameters()]
-        if layout not in self._trees:
+        is_first = layout not in self._trees
+        if is_first:
             check_parameters(parameters)
             self._trees[layout] = virtual.GradientTree(layout)
+        tree = self._trees[layout]
         (weighting,) = callbacks_of(trainer, SliceWeighting)
         loss = torch.zeros(
             (), dtype=torch.promote_types(parameters[0].dtype, torch.float32),
@@ -626,7 +628,6 @@ class SlicedStep:
         if adds:
             # The memory of a sum is that of the next one.
             before = virtual.copy_of(take_gradients(parameters))
-        tree = self._trees[layout]
         for number, batch in zip(layout.own, [None, *self.others], strict=True):
             with virtual.slice_of_step(number):
                 # The first slice was seeded before its batch was moved.
@@ -638,8 +639,11 @@ class SlicedStep:
                     train(batch)
             own = weighting.take_loss()
             own = own if own is None else own.to(loss).reshape(())
+            gradients = take_gradients(parameters)
+            if is_first:
+                check_gradients(gradients)
             # Their losses are added up beside their gradients, by the same exchange.
-            tree.add(number, [*take_gradients(parameters), own])
+            tree.add(number, [*gradients, own])
         self.is_repeated = True
         *gradients, total = tree.total([*parameters, loss])
         self.loss = virtual.copy_of(total)
@@ -698,6 +702,15 @@ def check_parameters(parameters: list[Any]) -> None:
             f"{setting('virtual_ranks', virtual.layout().total)}: a parameter has a hook that acts "
             "when its gradient is complete, and there it is that of a slice only; leave out the "
             "hook, or virtual_ranks"
+        )
+
+
+def check_gradients(gradients: virtual.Gradients) -> None:
+    """Raise a ConfigError for a sparse gradient, which has no place of its own in an exchange."""
+    if any(each is not None and each.is_sparse for each in gradients):
+        raise ConfigError(
+            f"{setting('virtual_ranks', virtual.layout().total)}: a gradient is sparse, and slices "
+            "are added up densely; use sparse=False, or leave out virtual_ranks"
         )
 
 
@@ -805,21 +818,21 @@ class EvaluationLoop(_EvaluationLoop):
     def _evaluation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any
     ) -> None:
-        first, *others = virtual.layout().own
-        if virtual.layout().is_virtual:
-            self._seed(batch_idx, dataloader_idx)
-        if not others:
+        layout = virtual.layout()
+        if not layout.is_virtual:
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
         # Lightning reads one item of the loader for a batch, and that is our first slice.
-        loader: Any = self._combined_loader
-        read = iter(partial(next, loader._iterator.iterators[0]), None)
+        first, *others = layout.own
         virtual.begin_step()
         with virtual.slice_of_step(first):
+            self._seed(batch_idx, dataloader_idx)
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
         for number in others:
+            loader: Any = self._combined_loader
             with virtual.slice_of_step(number):
-                self._evaluate_other(next(read), batch_idx, dataloader_idx)
+                of_slice = next(loader._iterator.iterators[0])
+                self._evaluate_other(of_slice, batch_idx, dataloader_idx)
         virtual.end_step()
 
     def _seed(self, batch_idx: int, dataloader_idx: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -27,6 +28,7 @@ from library.tests.kit import (
     on_ranks,
     weights,
 )
+from samestep import Trainer
 from samestep.callbacks import machine
 from samestep.errors import ConfigError
 from samestep.ranks import environment, virtual
@@ -272,3 +274,97 @@ def test_other_processors_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_step_says_what_it_is(tmp_path: Path, capsys):
     fit(tmp_path, Net, virtual_ranks=4, max_epochs=1)
     assert "Each step is the mean of 4 slices of a batch" in capsys.readouterr().out
+
+
+class Hooked(Normalized):
+    """Learns from what its hooks have seen of a step; logs what its slices have counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.picture = torch.nn.Conv2d(2, 8, 2).to(memory_format=torch.channels_last)
+        self.mean = MeanMetric()
+        self.running = 1.0
+        self.draws = True
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] + 0.1 * torch.randn_like(batch[0])] if self.draws else batch
+
+    def training_step(self, batch, batch_idx):
+        picture = self.picture(batch[0][:, None, None].expand(-1, 2, 2, 2))
+        loss = super().training_step(batch, batch_idx) + picture.square().mean() / 100
+        self.mean.update(loss.detach())
+        self.log("train_mean_so_far", self.mean.compute())
+        # A slice may be left out.
+        return None if batch[0][0] > 40 else loss / self.running
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.running = 0.9 * self.running + 0.1 * float(outputs["loss"])
+
+    def on_train_epoch_end(self):
+        super().on_train_epoch_end()
+        self.log("train_mean", self.mean.compute())
+        self.mean.reset()
+        self.body[1].running_mean.data.mul_(0.5)
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        super().validation_step(batch, batch_idx)
+
+
+def train_hooked(folder: str, optimizer: str = "Adam") -> None:
+    """With two loaders of the validation, whose samples are transformed at random."""
+    scores: list[dict[str, float]] = []
+
+    class Reader(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            scores.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    trainer = Trainer(
+        run_dir=folder, max_epochs=2, logger=False, log_every_n_steps=1, accelerator="cpu",
+        num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False, mode="min",
+        virtual_ranks=V, gradient_clip_val=0.5, callbacks=[EMAWeightAveraging(decay=0.5), Reader()],
+    )  # fmt: skip
+    model = Hooked()
+    if optimizer == "LBFGS":
+        # It takes no other gradients, on one rank neither.
+        model.picture.to(memory_format=torch.contiguous_format)
+        # A batch is not moved again where it asks for the gradient again.
+        model.draws = False
+        model.configure = lambda module: torch.optim.LBFGS(module.parameters(), 0.1, max_iter=3)
+    trainer.fit(model, batches(48, 12), [drawn(5), drawn(8)])
+    if trainer.is_global_zero:
+        Path(folder, "scores").write_text(repr(scores))
+
+
+def drawn(size: int) -> DataLoader[Any]:
+    return DataLoader([*range(16)], size, collate_fn=draw)
+
+
+def draw(samples: list[int]) -> list[Tensor]:
+    (tensor,) = noisy(samples)
+    return [tensor + torch.rand_like(tensor)]
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("optimizer", ["Adam", "LBFGS"])
+def test_hooks_see_the_same_on_any_number_of_ranks(tmp_path: Path, optimizer: str):
+    """L-BFGS decides by the loss how often it asks for the gradient: all ranks must agree."""
+    for num in (1, 2, 3):
+        done = on_ranks(train_hooked, f"{tmp_path}/{num}", optimizer, num=num)
+        assert done.returncode == 0, done.stderr
+    for num in (2, 3):
+        check_same(tmp_path / f"{num}", tmp_path / "1")
+        assert (tmp_path / f"{num}/scores").read_text() == (tmp_path / "1/scores").read_text()
+
+
+class Sparse(Normalized):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(64, 1, sparse=True)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + self.table(batch[0].long()).sum()
+
+
+def test_a_sparse_gradient_is_rejected_on_any_number_of_ranks(tmp_path: Path):
+    with pytest.raises(ConfigError, match="a gradient is sparse"):
+        fit(tmp_path, Sparse, lambda: batches(16, 8), virtual_ranks=V)

@@ -252,8 +252,8 @@ class FastEpochLoop(EpochLoop):
         attributes = self._attributes
         outputs: dict[str, Any] | None = None
         compute = partial(self._compute, batch, batch_idx, optimizer)
+        sliced: Any = trainer.fit_loop.sliced
         if self._is_virtual:
-            sliced: Any = trainer.fit_loop.sliced
             train = partial(self._compute_other, batch_idx)
             compute = partial(sliced.compute, compute, train, adds=False)
 
@@ -263,8 +263,8 @@ class FastEpochLoop(EpochLoop):
             nonlocal outputs
             with torch.enable_grad():
                 outputs = compute()
-            if self._is_virtual:
-                outputs |= {"loss": trainer.fit_loop.sliced.loss}
+            if self._is_virtual and sliced.loss is not None:
+                outputs |= {"loss": sliced.loss}
             self._call("on_before_optimizer_step", optimizer)
             if trainer.gradient_clip_val is not None:
                 trainer.lightning_module.configure_gradient_clipping(
@@ -322,7 +322,7 @@ class FastEpochLoop(EpochLoop):
         # A copy: a module may change its loss in place after the step.
         if type(output) is Tensor:
             return output, {"loss": output.detach().clone()}
-        if output is None and self.trainer.world_size > 1:
+        if output is None and self.trainer.world_size > 1 and not self._is_virtual:
             raise RuntimeError(
                 "training_step returned None, which one of several ranks cannot do alone; return "
                 "a loss of zero, such as 0.0 * loss"

@@ -87,8 +87,8 @@ def _reduce_logs(connector: Any) -> None:
         return
     # All metrics are gathered together: ranks may have logged different ones, and a collective for
     # each metric would wait for ranks that have not logged it.
-    own = virtual.each(lambda: _collect_due(trainer._results))
     results = trainer._results
+    own = virtual.each(lambda: _collect_due(trainer._results, results.dataloader_idx))
     of_slices = [*chain.from_iterable(process_group.gather(own))]
     for key, merged, states in _merge(trainer.lightning_module, of_slices):
         metric = merged
@@ -108,9 +108,11 @@ def _reduce_logs(connector: Any) -> None:
             results[key]._computed = value
 
 
-def _collect_due(results: Any) -> Logs:
-    """What has been logged, and is not reduced yet."""
+def _collect_due(results: Any, dataloader_idx: int | None) -> Logs:
+    """What has been logged with the batches of a loader, and is not reduced yet."""
     own: Logs = {}
+    # Lightning sets that of the first slice only.
+    results.dataloader_idx = dataloader_idx
     for key, metric in results.valid_items():
         if metric.meta.sync.should and metric.meta.sync.group is not None:
             metric.compute()  # over the ranks of the group, as Lightning does
@@ -209,6 +211,8 @@ def count_slices() -> None:
     def sync_slices(metric: Any, *args: Any, **options: Any) -> None:
         if not virtual.layout().is_virtual:
             sync(metric, *args, **options)
+            return
+        if virtual.leave_alone(metric):
             return
         of_slices = virtual.gather(lambda: metric_state(metric)["states"])
         for name, reduce in metric._reductions.items():

@@ -75,6 +75,7 @@ _number: int | None = None  # of virtual ranks
 _shares: tuple[float, ...] = ()  # of the slices, for each process
 _current: int | None = None
 _worlds: "Worlds | None" = None
+_alone: list[Metric] = []  # those that have kept the value of a slice
 
 
 def use(number: int | None, shares: Sequence[float] = ()) -> None:
@@ -126,6 +127,16 @@ def current() -> int:
     return layout().own[0] if _current is None else _current
 
 
+def leave_alone(metric: Metric) -> bool:
+    """Whether a metric is computed within a step, where it is that of the current slice.
+
+    The other slices may not be computed yet. Between two steps it is that of all.
+    """
+    if _current is not None:
+        _alone.append(metric)
+    return _current is not None
+
+
 @contextmanager
 def slice_of_step(number: int) -> Iterator[None]:
     """Compute a slice of this process within this block."""
@@ -165,6 +176,8 @@ def begin_step() -> None:
 
 def end_step() -> None:
     """From here on hooks change what all slices keep."""
+    while _alone:
+        _alone.pop()._computed = None
     if _worlds is not None:
         _worlds.mark()
 
