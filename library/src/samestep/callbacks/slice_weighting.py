@@ -202,7 +202,9 @@ class SliceWeighting(L.Callback):
         if layout.is_virtual:
             # The tree adds them up.
             weight /= layout.total
-            self._loss = loss.detach() * weight
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            # 16-mixed has multiplied it by a power of two.
+            self._loss = loss.detach() * weight / (scaler.get_scale() if scaler else 1)
         # The gradients of all parameters are linear in the gradient of the loss. A callback cannot
         # replace the loss itself, whose value other callbacks show.
         if weight != 1:
