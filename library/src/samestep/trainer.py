@@ -380,7 +380,7 @@ class Trainer(L.Trainer):
                 virtual.use(self.spec.virtual_ranks, given_shares(self.spec.shares))
                 yield
         finally:
-            virtual.use(None)
+            virtual.leave()
             phases.switch(phases.OUTSIDE)
             # Lightning tears down no callback after an error, which a notebook survives.
             if not environment.under_torchrun():

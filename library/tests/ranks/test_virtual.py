@@ -197,6 +197,7 @@ def test_slices_are_dealt_by_shares(monkeypatch: pytest.MonkeyPatch, shares, bou
     assert virtual.layout().bounds == bounds
     virtual.use(None)
     assert virtual.layout().bounds == (0, 1, 2, 3)
+    virtual.leave()
 
 
 class Manual(Net):

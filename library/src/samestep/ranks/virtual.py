@@ -13,7 +13,7 @@ The idea: EasyScale (SC '23), https://doi.org/10.1145/3581784.3607054.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -71,8 +71,7 @@ class Layout(NamedTuple):
         return self.total >= len(self.bounds)
 
 
-_number: int | None = None  # of virtual ranks
-_shares: tuple[float, ...] = ()  # of the slices, for each process
+_layout: Layout | None = None  # of the run of this process; None outside of one
 _current: int | None = None
 _worlds: "Worlds | None" = None
 _alone: list[Metric] = []  # those that have kept the value of a slice
@@ -85,8 +84,18 @@ def use(number: int | None, shares: Sequence[float] = ()) -> None:
         number: of slices.
         shares: how many of them each process gets, in any unit; empty: all the same.
     """
-    global _number, _shares, _worlds
-    _number, _shares, _worlds = number, tuple(shares), None
+    global _layout, _worlds
+    ranks, _worlds = environment.world_size(), None
+    if number is None:
+        _layout = one_for_each(ranks, environment.rank())
+        return
+    shares = shares or [1.0] * ranks
+    bounds = [0]
+    for place, part in enumerate(accumulate(shares), start=1):
+        end = round(number * part / sum(shares))
+        # Each process has a slice, and leaves one for each that follows.
+        bounds.append(min(max(end, bounds[-1] + 1), number - ranks + place))
+    _layout = Layout(tuple(bounds), environment.rank(), is_virtual=True)
 
 
 def check(number: int | None) -> None:
@@ -99,22 +108,21 @@ def check(number: int | None) -> None:
         )
 
 
+def leave() -> None:
+    """Keep what the first slice has: the run is over."""
+    global _layout, _worlds
+    _layout = _worlds = None
+
+
 def layout() -> Layout:
     """Which process has which slices."""
-    return _layout_of(_number, _shares, environment.world_size(), environment.rank())
+    return _layout or one_for_each(environment.world_size(), environment.rank())
 
 
-@lru_cache
-def _layout_of(number: int | None, shares: tuple[float, ...], ranks: int, rank: int) -> Layout:
-    if number is None:
-        return Layout(tuple(range(ranks + 1)), rank, is_virtual=False)
-    shares = shares or (1.0,) * ranks
-    bounds = [0]
-    for place, part in enumerate(accumulate(shares), start=1):
-        end = round(number * part / sum(shares))
-        # Each process has a slice, and leaves one for each that follows.
-        bounds.append(min(max(end, bounds[-1] + 1), number - ranks + place))
-    return Layout(tuple(bounds), rank, is_virtual=True)
+@cache
+def one_for_each(ranks: int, rank: int) -> Layout:
+    """The layout without virtual ranks."""
+    return Layout(tuple(range(ranks + 1)), rank, is_virtual=False)
 
 
 def is_shared() -> bool:
