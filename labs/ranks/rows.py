@@ -307,6 +307,7 @@ class Momentum(Task):
         loss = super().training_step(batch, batch_idx)
         return (loss + F.mse_loss(self.net(batch[0]), target)) / self.mean_loss
 
+    @torch.no_grad()
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         for mine, other in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
             mine.lerp_(other, 0.1)
