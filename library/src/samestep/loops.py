@@ -52,7 +52,7 @@ from samestep.callbacks.objects import Objects
 from samestep.callbacks.rank_state import RankState, share_buffers
 from samestep.callbacks.rng import SeedSteps, before_hooks, seed_hook
 from samestep.callbacks.slice_weighting import SliceWeighting
-from samestep.data.loaders import without_states
+from samestep.data.loaders import order_of_loader, without_states
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import setting
 from samestep.plugin import Plugin
@@ -822,18 +822,27 @@ class EvaluationLoop(_EvaluationLoop):
         if not layout.is_virtual:
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
-        # Lightning reads one item of the loader for a batch, and that is our first slice.
-        first, *others = layout.own
+        loaders: Any = self._combined_loader
+        order = order_of_loader(loaders.flattened[dataloader_idx])
         virtual.begin_step()
-        with virtual.slice_of_step(first):
-            self._seed(batch_idx, dataloader_idx)
-            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
-        for number in others:
-            loader: Any = self._combined_loader
+        for number in layout.own:
+            is_first = number == layout.own[0]
+            # Lightning reads one item of the loader for a batch, and that is our first slice.
+            of_slice = batch if is_first else self._read_slice()
+            if order is not None and not order.lengths(batch_idx)[number]:
+                continue
             with virtual.slice_of_step(number):
-                of_slice = next(loader._iterator.iterators[0])
-                self._evaluate_other(of_slice, batch_idx, dataloader_idx)
+                self._seed(batch_idx, dataloader_idx)
+                if is_first:
+                    super()._evaluation_step(of_slice, batch_idx, dataloader_idx, dataloader_iter)
+                else:
+                    self._evaluate_other(of_slice, batch_idx, dataloader_idx)
         virtual.end_step()
+
+    def _read_slice(self) -> Any:
+        """The next item of the loader, or of all loaders where each batch has one of each."""
+        iterator: Any = self._combined_loader._iterator  # type: ignore[union-attr]
+        return next(iterator.iterators[0]) if self._is_sequential else next(iterator)[0]
 
     def _seed(self, batch_idx: int, dataloader_idx: int) -> None:
         """Seed a slice before it is moved: hooks of the transfer may draw random numbers."""
@@ -848,7 +857,6 @@ class EvaluationLoop(_EvaluationLoop):
         trainer: Any = self.trainer
         stage = "test" if trainer.testing else "validation"
         number = dataloader_idx if self._is_sequential and self.num_dataloaders > 1 else None
-        self._seed(batch_idx, dataloader_idx)
         batch = move(trainer, batch, dataloader_idx)
         arguments = self._build_kwargs(batch, batch_idx, number)
         results = trainer._results

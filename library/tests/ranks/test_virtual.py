@@ -369,3 +369,22 @@ class Sparse(Normalized):
 def test_a_sparse_gradient_is_rejected_on_any_number_of_ranks(tmp_path: Path):
     with pytest.raises(ConfigError, match="a gradient is sparse"):
         fit(tmp_path, Sparse, lambda: batches(16, 8), virtual_ranks=V)
+
+
+class Counting(Net):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_samples", float(len(batch[0])), reduce_fx="sum")
+        self.log("val_mean", batch[0].float().mean(), batch_size=len(batch[0]))
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_short_batch_of_a_validation_is_counted_once(tmp_path: Path, is_exact: bool):
+    """It has fewer samples than slices."""
+    trainer = Trainer(run_dir=tmp_path, virtual_ranks=V, accelerator="cpu", logger=False)
+    loader = (
+        batches(18, 16, shuffle=False)
+        if is_exact
+        else DataLoader([*range(18)], 16, collate_fn=noisy)
+    )
+    (found,) = trainer.validate(Counting(), loader, verbose=False)
+    assert found == {"val_samples": 18.0, "val_mean": 8.5}

@@ -33,8 +33,13 @@ def orders_of(trainer: L.Trainer) -> list[GlobalBatchSampler | SplitBatches | No
     """How each training loader is cut into slices; None if Lightning distributes it."""
     orders: list[GlobalBatchSampler | SplitBatches | None] = []
     for loader in find_loaders(trainer.train_dataloader):
-        orders.append(loader.order if isinstance(loader, ExactLoader) else split_of(loader))
+        orders.append(order_of_loader(loader))
     return orders
+
+
+def order_of_loader(loader: Any) -> GlobalBatchSampler | SplitBatches | None:
+    """How a loader is cut into slices; None if Lightning distributes it."""
+    return loader.order if isinstance(loader, ExactLoader) else split_of(loader)
 
 
 def order_of(trainer: L.Trainer) -> GlobalBatchSampler | SplitBatches | None:

@@ -369,6 +369,8 @@ class SplitBatches:
             # The first batch is enough to see that the ranks shuffle with different seeds.
             if number == 0:
                 self.digest = zlib.crc32(repr(ids).encode())
+            if self.seed is not None:
+                self._sizes[number] = len(ids)
             lengths = self._split(len(ids))
             self.is_unequal |= len({*lengths}) > 1
             slices = []
