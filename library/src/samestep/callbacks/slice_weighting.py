@@ -96,15 +96,15 @@ class SliceWeighting(L.Callback):
         if any(map(knows_ranks, [batches, getattr(batches, "sampler", None)])):
             return of_user
         layout = virtual.layout()
-        # To evaluate, virtual ranks split batches too: dealt whole, some would be repeated.
-        is_split = self.split_batches or (layout.is_virtual and stage != "train")
-        place = layout.own, layout.total
-        if stage != "predict" and is_split and has_batches_of_ids(loader):
-            # ``ResumableBatches`` seeds the batches of the training.
-            seed = None if stage == "train" else self.seed
-            return WrappedBatches(batches, SplitBatches(batches, *place, seed))
-        if stage == "train" and layout.is_virtual and has_batches_of_ids(loader):
-            return WrappedBatches(batches, BatchesOfRank(batches, *place))
+        if stage != "predict" and has_batches_of_ids(loader):
+            # To evaluate, virtual ranks split batches too: dealt whole, some would be repeated.
+            if self.split_batches or (layout.is_virtual and stage != "train"):
+                # ``ResumableBatches`` seeds the batches of the training.
+                seed = None if stage == "train" else self.seed
+                split = SplitBatches(batches, layout.own, layout.total, seed)
+                return WrappedBatches(batches, split)
+            if layout.is_virtual:
+                return WrappedBatches(batches, BatchesOfRank(batches, layout.own, layout.total))
         if of_user is None or environment.world_size() == 1:
             return None
         # Lightning would reject the user's batch sampler. To predict, each rank has one slice.
