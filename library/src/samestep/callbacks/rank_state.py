@@ -67,10 +67,10 @@ class RankState(Part):
         # One slice has no other buffers than those that Lightning saves.
         if virtual.is_shared():
             own["buffers"] = on_cpu(buffers_of(pl_module))
-        if virtual.layout().is_virtual:
-            own["numbers"] = virtual.numbers_of(pl_module)
             states = {one.state_key: one.state_dict() for one in find_deciders(trainer)}
             own["callbacks"] = map_tensors(states, lambda _, tensor: tensor.cpu())
+        if virtual.layout().is_virtual:
+            own["numbers"] = virtual.numbers_of(pl_module)
         if not pl_module.automatic_optimization:
             own["gradients"], checkpoint["gradients"] = split_gradients(pl_module)
         return own | self._collect_metrics(trainer, pl_module)
