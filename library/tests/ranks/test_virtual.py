@@ -272,6 +272,17 @@ def test_other_processors_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "and continues on ones with NEON" in capsys.readouterr().out
 
 
+def test_all_ranks_have_as_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """A slice must not depend on which machine has it; other instructions are said."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(machine, "gather", lambda own: [(8, "AVX512"), (3, "AVX2")])
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    machine.Machine().setup(trainer, Net(), "fit")
+    assert torch.get_num_threads() == 3
+    assert "the processors of the ranks have AVX2 and AVX512" in capsys.readouterr().out
+    torch.set_num_threads(before)
+
+
 def test_a_step_says_what_it_is(tmp_path: Path, capsys):
     fit(tmp_path, Net, virtual_ranks=4, max_epochs=1)
     assert "Each step is the mean of 4 slices of a batch" in capsys.readouterr().out

@@ -8,7 +8,12 @@ import torch
 from samestep.callbacks.notes import print_note
 from samestep.callbacks.run_state import Part, Saved
 from samestep.ranks import environment, virtual
+from samestep.ranks.process_group import gather
 
+NOTE_ON_RANKS = (
+    "Note: the processors of the ranks have {}: on another number of ranks the steps are equal up "
+    "to rounding, and not in every bit"
+)
 NOTE_ON_CAPABILITY = (
     "Note: this run began on processors with {}, and continues on ones with {}: from here on its "
     "steps are equal up to rounding, and not in every bit"
@@ -22,7 +27,13 @@ class Machine(Part):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give each rank the processors of a slice, so that the number of ranks does not matter."""
-        torch.set_num_threads(max(1, int(environment.num_cpus() / virtual.layout().total)))
+        threads = max(1, int(environment.num_cpus() / virtual.layout().total))
+        # Nodes may differ, and a slice must not depend on which of them has it.
+        ranks = gather((threads, capability()))
+        torch.set_num_threads(min(threads for threads, _ in ranks))
+        capabilities = {name for _, name in ranks}
+        if len(capabilities) > 1:
+            print_note(trainer, NOTE_ON_RANKS.format(" and ".join(sorted(capabilities))))
 
     def save(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Keep the threads, and the instructions that torch uses."""
