@@ -24,6 +24,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -629,7 +630,12 @@ class SlicedStep:
             # The memory of a sum is that of the next one.
             before = virtual.copy_of(take_gradients(parameters))
         for number, batch in zip(layout.own, [None, *self.others], strict=True):
-            with virtual.slice_of_step(number):
+            # Every operation goes through it, so only in the first step.
+            rejects = is_first and layout.has_several
+            with (
+                virtual.slice_of_step(number),
+                virtual.NoCollectives() if rejects else nullcontext(),  # type: ignore[no-untyped-call]
+            ):
                 # The first slice was seeded before its batch was moved.
                 if batch is not None or self.is_repeated:
                     seed_step(trainer)

@@ -211,6 +211,31 @@ class Means(Net):
         return samestep.mean((self.head(self.body(batch[0].float())) - 1).square())
 
 
+class Gathers(Net):
+    def loss(self, batch):
+        return self.all_gather(super().loss(batch), sync_grads=True).mean()
+
+
+class Reduces(Net):
+    def loss(self, batch):
+        loss = super().loss(batch)
+        torch.distributed.all_reduce(loss.detach())
+        return loss
+
+
+def train_reduces(folder: str) -> None:
+    fit(Path(folder), Reduces, virtual_ranks=V)
+
+
+@pytest.mark.program
+def test_an_operation_of_all_ranks_within_a_slice_is_one_line(tmp_path: Path):
+    """The ranks would wait for each other where one has more slices than another."""
+    done = on_ranks(train_reduces, str(tmp_path), num=3)
+    assert done.returncode
+    assert "torch.distributed (allreduce_" in done.stderr
+    assert "needs all slices of a batch at once" in done.stderr
+
+
 class StepsEarly(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -226,14 +251,15 @@ class Stream(IterableDataset[Tensor]):
     ("model", "data", "options", "says"),
     [
         (Manual, batches, {}, "with manual optimization"),
-        (Means, batches, {}, "samestep.mean and samestep.gather_batch need all slices"),
+        (Means, batches, {}, "samestep.mean or samestep.gather_batch needs all slices"),
+        (Gathers, batches, {}, "self.all_gather needs all slices"),
         (StepsEarly, batches, {}, "a parameter has a hook"),
         (Net, lambda: DataLoader(Stream(), 4), {}, "DataLoader gives one batch after the other"),
         (Net, batches, {"strategy": "fsdp"}, "use ddp"),
         (Net, batches, {"strategy": SingleDeviceStrategy("cpu")}, "use ddp"),
         (Net, batches, {"sync_batchnorm": True}, "needs all slices of a batch at once"),
     ],
-    ids=["manual", "mean", "hook", "stream", "fsdp", "strategy", "sync_batchnorm"],
+    ids=["manual", "mean", "gather", "hook", "stream", "fsdp", "strategy", "sync_batchnorm"],
 )
 def test_what_needs_all_slices_at_once_is_one_line(tmp_path, model, data, options, says: str):
     with pytest.raises(ConfigError, match=says) as raised:

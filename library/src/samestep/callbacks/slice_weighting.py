@@ -125,6 +125,8 @@ class SliceWeighting(L.Callback):
                 "takes its steps itself, and a rank cannot compute several slices of one; use "
                 f"{layout.total} ranks, or leave it out"
             )
+        if layout.has_several:
+            virtual.reject_within_slices(trainer.strategy)
         if layout.is_virtual and layout.total > 1:
             print_note(trainer, NOTE_ON_SLICES.format(layout.total))
         asked = process_group.broadcast(self.asked)
@@ -267,12 +269,7 @@ class NoPeers:
 
     def total(self, own: Tensor) -> Tensor:
         """Raise a ConfigError."""
-        number = virtual.layout().total
-        raise ConfigError(
-            f"{setting('virtual_ranks', number)}: samestep.mean and samestep.gather_batch need all "
-            f"slices of a batch at once, and a rank computes one after the other; use {number} "
-            "ranks, or the loss of a slice, which is the same on any number of ranks"
-        )
+        raise virtual.needs_all_slices("samestep.mean or samestep.gather_batch")
 
     def slices(self, own: Tensor) -> list[Tensor]:
         """Raise a ConfigError."""

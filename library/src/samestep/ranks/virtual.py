@@ -23,6 +23,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import Metric, MetricCollection
 
 from samestep.errors import ConfigError
@@ -199,6 +200,38 @@ def begin_stage(module: nn.Module, loop: Any) -> None:
     if _worlds is None or _worlds.module is not module or _worlds.own != own:
         _worlds = Worlds(module, own)
     _worlds.begin_stage(loop)
+
+
+def needs_all_slices(what: str) -> ConfigError:
+    """The error for an operation of all slices, of which a rank has one after the other."""
+    number = layout().total
+    return ConfigError(
+        f"{setting('virtual_ranks', number)}: {what} needs all slices of a batch at once, and a "
+        f"rank computes one after the other; use {number} ranks, or the loss of a slice, which is "
+        "the same on any number of ranks"
+    )
+
+
+def reject_within_slices(strategy: Any) -> None:
+    """Let ``self.all_gather`` of a module raise a ConfigError within a slice, on one rank too."""
+    gather_all = strategy.all_gather
+
+    def all_gather(*arguments: Any, **options: Any) -> Any:
+        if _current is not None:
+            raise needs_all_slices("self.all_gather")
+        return gather_all(*arguments, **options)
+
+    strategy.all_gather = all_gather
+
+
+class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within this block operations of ``torch.distributed`` raise a ConfigError."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation that is not one of all ranks."""
+        if func.namespace in ("c10d", "_c10d_functional"):
+            raise needs_all_slices(f"torch.distributed ({func.__name__})")
+        return func(*args, **(kwargs or {}))
 
 
 # -- What each slice keeps -------------------------------------------------------------------------
