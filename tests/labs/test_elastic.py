@@ -14,7 +14,8 @@ import pytest
 from labs.faults.lab import BASE
 from library.tests import etcd_server
 from library.tests.etcd_server import EtcdServer
-from library.tests.programs import PATIENCE_S, until
+from library.tests.kit import check_same
+from library.tests.programs import PATIENCE_S, run_code, until
 from tests.conftest import ROOT, environment, final_metrics, free_port
 
 pytestmark = pytest.mark.program
@@ -109,6 +110,82 @@ def test_nodes_leave_and_join(tmp_path: Path):
             parts = {tuple(p) for size in (1, 2) for p in batches.get((epoch, batch, size), [])}
             ids += {id for part in parts for id in part}
         assert len(ids) == len(set(ids)) == 1200
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+import lightning as L
+from library.tests.kit import batches
+from library.tests.ranks.test_virtual import Everything
+from samestep import Trainer
+
+class Slow(L.Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if not Path(sys.argv[1] + ".enough").exists():
+            time.sleep(float(sys.argv[2]))
+        if trainer.is_global_zero:
+            with open(sys.argv[1] + ".sizes", "a") as file:
+                file.write(str(trainer.world_size))
+
+trainer = Trainer(
+    run_dir=sys.argv[1], virtual_ranks=4, max_epochs=10, accelerator="cpu", logger=False,
+    callbacks=[Slow()], save_every_s=1, mode="min", enable_progress_bar=False,
+)
+trainer.fit(Everything(), batches(192, 12), batches(shuffle=False))
+"""
+
+
+def test_the_bits_stay_while_nodes_leave_and_join(tmp_path: Path):
+    """With virtual ranks: a node joins, is lost, and another one joins."""
+    script = tmp_path / "script.py"
+    script.write_text(SLOW)
+    samestep = [sys.executable, "-m", "samestep", "run"]
+    command = [
+        *samestep, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+        "--rdzv-conf=last_call_timeout=3,keep_alive_interval=3,keep_alive_max_attempt=7",
+        str(script), str(tmp_path / "elastic"), "1",
+    ]  # fmt: skip
+    variables = environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    processes: list[subprocess.Popen[bytes]] = []
+    sizes = tmp_path / "elastic.sizes"
+
+    def start() -> None:
+        with (tmp_path / f"agent-{len(processes)}.log").open("wb") as log:
+            processes.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+    def wait_for(size: str, after: int) -> int:
+        def read() -> str:
+            return sizes.read_text() if sizes.exists() else ""
+
+        until(lambda: read()[after:].count(size) >= 2 or processes[0].poll() is not None)
+        assert read()[after:].count(size) >= 2, (tmp_path / "agent-0.log").read_text()[-3000:]
+        return len(read())
+
+    try:
+        start()
+        steps = wait_for("1", 0)
+        start()
+        steps = wait_for("2", steps)
+        os.killpg(processes[1].pid, signal.SIGKILL)
+        steps = wait_for("1", steps)
+        start()
+        wait_for("2", steps)
+        (tmp_path / "elastic.enough").touch()
+        assert processes[0].wait(PATIENCE_S) == 0
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    done = run_code(SLOW, str(tmp_path / "whole"), "0")
+    assert done.returncode == 0, done.stderr
+    check_same(tmp_path / "elastic", tmp_path / "whole")
 
 
 class Pod:
