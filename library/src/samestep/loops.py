@@ -595,6 +595,8 @@ class SlicedStep:
 
     def __init__(self, trainer: L.Trainer) -> None:
         self.trainer = trainer
+        # Of every run with virtual ranks.
+        self.weighting: Any = find_callback(trainer, SliceWeighting)
         self.others: list[Any] = []
         """The batches of the other slices, as they were read."""
         self.is_repeated = False
@@ -620,7 +622,6 @@ class SlicedStep:
             check_parameters(parameters)
             self._trees[layout] = virtual.GradientTree(layout)
         tree = self._trees[layout]
-        (weighting,) = callbacks_of(trainer, SliceWeighting)
         loss = torch.zeros(
             (), dtype=torch.promote_types(parameters[0].dtype, torch.float32),
             device=parameters[0].device, requires_grad=True,
@@ -638,12 +639,12 @@ class SlicedStep:
             ):
                 # The first slice was seeded before its batch was moved.
                 if batch is not None or self.is_repeated:
-                    seed_step(trainer)
+                    self._seed()
                 if number == layout.own[0]:
                     result = first()
                 else:
                     train(batch)
-            own = weighting.take_loss()
+            own = self.weighting.take_loss()
             own = own if own is None else own.to(loss).reshape(())
             gradients = take_gradients(parameters)
             if is_first:
@@ -658,6 +659,16 @@ class SlicedStep:
             parameter.grad = gradient
         virtual.end_step()
         return result
+
+    def has_samples(self) -> bool:
+        """Whether the current slice has any: a short batch has too few for all slices."""
+        return bool(self.weighting.weight())
+
+    def _seed(self) -> None:
+        """Seed the random numbers of the current slice."""
+        loop: Any = self.trainer.fit_loop
+        if loop.seeds is not None:
+            loop.seeds.seed_step(self.trainer, loop.epoch_loop.batch_idx)
 
 
 class Optimization(_AutomaticOptimization):
@@ -683,7 +694,8 @@ class Optimization(_AutomaticOptimization):
 
     def _compute(self, closure: Any, compute: Callable[[], ClosureResult]) -> ClosureResult:
         """The loss of a slice and its gradient, which is 0 without a sample."""
-        if has_samples(self.trainer):
+        sliced: SlicedStep = self.trainer.fit_loop.sliced  # type: ignore[attr-defined]
+        if sliced.has_samples():
             return compute()
         if closure._zero_grad_fn is not None:
             closure._zero_grad_fn()
@@ -735,18 +747,6 @@ def move(trainer: Any, batch: Any, dataloader_idx: int = 0) -> Any:
     return call._call_strategy_hook(
         trainer, "batch_to_device", batch, dataloader_idx=dataloader_idx
     )
-
-
-def seed_step(trainer: Any) -> None:
-    """Seed the random numbers of the current slice."""
-    seeds = trainer.fit_loop.seeds
-    if seeds is not None:
-        seeds.seed_step(trainer, trainer.fit_loop.epoch_loop.batch_idx)
-
-
-def has_samples(trainer: L.Trainer) -> bool:
-    """Whether the current slice has any: a short batch has too few for all slices."""
-    return all(each.weight() for each in callbacks_of(trainer, SliceWeighting))
 
 
 class EpochLoop(_TrainingEpochLoop):

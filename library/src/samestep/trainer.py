@@ -377,7 +377,10 @@ class Trainer(L.Trainer):
         try:
             with distributed_session(self.spec.accelerator, self.spec.timeout_s):
                 run_dirs.check_same(self.spec.run_dir)
-                virtual.use(self.spec.virtual_ranks, given_shares(self.spec.shares))
+                # Each node may have its own command; the command of rank zero counts.
+                slices = self.spec.virtual_ranks, self.spec.shares
+                number, shares = process_group.broadcast(slices)
+                virtual.use(number, given_shares(shares))
                 yield
         finally:
             virtual.leave()

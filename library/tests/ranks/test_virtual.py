@@ -131,6 +131,20 @@ def test_any_number_of_ranks_has_the_same_bits(tmp_path: Path, which: str):
         check_same(tmp_path / f"{num}", tmp_path / "1")
 
 
+def train_by_unlike_commands(folder: str) -> None:
+    shares: Any = [1.0, 2.5] if environment.rank() == 0 else "equal"
+    fit(Path(folder), Net, virtual_ranks=V, shares=shares)
+
+
+@pytest.mark.program
+def test_slices_are_dealt_by_the_command_of_rank_zero(tmp_path: Path):
+    """Each node has a command of its own; by two of them a slice would have two ranks, or none."""
+    done = on_ranks(train_by_unlike_commands, f"{tmp_path}/2")
+    assert done.returncode == 0, done.stderr
+    fit(tmp_path / "1", Net, virtual_ranks=V)
+    check_same(tmp_path / "2", tmp_path / "1")
+
+
 class Stop(L.Callback):
     """Ends the process at a step, by a signal."""
 

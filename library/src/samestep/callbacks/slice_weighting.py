@@ -117,7 +117,6 @@ class SliceWeighting(L.Callback):
         Raises:
             ConfigError: if the training data cannot have such shares or slices.
         """
-        # Each node may have its own command; the command of rank zero counts.
         layout = virtual.layout()
         if layout.has_several and not pl_module.automatic_optimization:
             raise ConfigError(
@@ -129,6 +128,7 @@ class SliceWeighting(L.Callback):
             virtual.reject_within_slices(trainer.strategy)
         if layout.is_virtual and layout.total > 1:
             print_note(trainer, NOTE_ON_SLICES.format(layout.total))
+        # Each node may have its own command; the command of rank zero counts.
         asked = process_group.broadcast(self.asked)
         if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
             self._use_shares(asked, trainer)
@@ -176,8 +176,7 @@ class SliceWeighting(L.Callback):
         self._batch = batch_idx
         if self._splits:
             self._check_splits(trainer)
-        peers = NoPeers() if virtual.layout().has_several else None
-        losses.begin_batch(peers=peers, counts=self.weight() > 0)
+        losses.begin_batch(peers=find_peers(), counts=self.weight() > 0)
 
     def _check_splits(self, trainer: L.Trainer) -> None:
         # Once per epoch: a difference shows in its first batch, and asking the ranks takes time.
@@ -253,12 +252,11 @@ class SliceWeighting(L.Callback):
         self._set_shares(loaders)
         # Of a stream some ranks may have more batches than others, which would wait for them.
         is_stream = any(sized_len(loader) is None for loader in find_loaders(loaders))
-        peers = NoPeers() if virtual.layout().has_several else None
-        losses.begin_batch(peers=peers, is_alone=is_stream)
+        losses.begin_batch(peers=find_peers(), is_alone=is_stream)
 
     def _set_shares(self, loaders: Any) -> None:
+        layout = virtual.layout()
         for loader in find_batch_loaders(loaders):
-            layout = virtual.layout()
             loader.order.deal(layout, () if layout.is_virtual else self.shares)
 
 
@@ -274,6 +272,11 @@ class NoPeers:
     def slices(self, own: Tensor) -> list[Tensor]:
         """Raise a ConfigError."""
         return [self.total(own)]
+
+
+def find_peers() -> NoPeers | None:
+    """Those that have the other slices of a batch; None: the ranks."""
+    return NoPeers() if virtual.layout().has_several else None
 
 
 def knows_ranks(sampler: Any) -> bool:

@@ -27,7 +27,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from samestep.loops import EpochLoop, has_samples
+from samestep.loops import EpochLoop
 from samestep.ranks import virtual
 
 log = logging.getLogger(__name__)
@@ -287,7 +287,7 @@ class FastEpochLoop(EpochLoop):
         strategy, attributes = self.trainer.strategy, self._attributes
         loss: Tensor | None = None
         outputs: dict[str, Any] = {"loss": torch.zeros((), device=strategy.root_device)}
-        if not self._is_virtual or has_samples(self.trainer):
+        if not self._is_virtual or self.trainer.fit_loop.sliced.has_samples():
             attributes["_current_fx_name"] = "training_step"
             output = self._training_step(*(batch, batch_idx)[: self._num_arguments])
             loss, outputs = self._read(output)
